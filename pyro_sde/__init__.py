@@ -1,0 +1,22 @@
+"""Stochastic differential equations as ordinary Pyro sample sites."""
+
+from . import diagnostics, distributions, guides, infer
+from .guides import AutoSDE, MLPControl
+from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, girsanov
+from .times import select, time_grid
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoSDE",
+    "MLPControl",
+    "TraceMeanFieldSDE_ELBO",
+    "TraceSDE_ELBO",
+    "diagnostics",
+    "distributions",
+    "girsanov",
+    "guides",
+    "infer",
+    "select",
+    "time_grid",
+]

@@ -1,0 +1,77 @@
+"""Looking at an inference problem: how noisy are its gradients?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer import ELBO
+from pyro.infer.util import zero_grads
+from torch import Tensor
+
+__all__ = ["GradientVariance", "gradient_variance"]
+
+
+class GradientVariance(NamedTuple):
+    """Gradients of an ELBO over repeated draws."""
+
+    variance: dict[str, Tensor]
+    """Variance of every entry of every parameter's gradient."""
+    average: dict[str, Tensor]
+    """The mean gradient itself."""
+    mean: float
+    """The variance averaged over all entries of all parameters."""
+
+
+def gradient_variance(
+    elbo: ELBO,
+    model: Callable,
+    guide: Callable,
+    *args: Any,
+    num_samples: int = 100,
+    **kwargs: Any,
+) -> GradientVariance:
+    """Variance of the gradient that ``elbo`` gives on this model and guide.
+
+    Neither parameters nor their ``.grad`` are changed. Compare estimators by calling it once for
+    each, from the same seed.
+
+    :param elbo: The ELBO, of any kind.
+    :param model: The model.
+    :param guide: The guide.
+    :param args: Arguments of both.
+    :param num_samples: How many gradients to draw, at least 2.
+    """
+    if num_samples < 2:
+        raise ValueError(f"num_samples must be at least 2 for a variance: found {num_samples}")
+    count, average, squares = 0, {}, {}
+    kept: dict[Tensor, Tensor | None] = {}
+    try:
+        for _ in range(num_samples):
+            with poutine.trace(param_only=True) as capture:
+                loss = elbo.differentiable_loss(model, guide, *args, **kwargs)
+            params = {
+                name: site["value"].unconstrained() for name, site in capture.trace.nodes.items()
+            }
+            for p in params.values():
+                kept.setdefault(p, p.grad)
+            zero_grads(params.values())
+            loss.backward()
+            count += 1
+            for name, p in params.items():
+                g = torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
+                # Welford's update: no cancellation where the variance nearly vanishes.
+                m = average.get(name, torch.zeros_like(g))
+                delta = g - m
+                average[name] = m + delta / count
+                squares[name] = squares.get(name, 0.0) + delta * (g - average[name])
+    finally:
+        for p, grad in kept.items():
+            p.grad = grad
+    variance = {name: s / (num_samples - 1) for name, s in squares.items()}
+    if not variance:
+        raise ValueError("neither model nor guide has a parameter")
+    mean = float(torch.cat([v.flatten() for v in variance.values()]).mean())
+    return GradientVariance(variance, average, mean)

@@ -1,0 +1,18 @@
+"""Path measures as Pyro distributions."""
+
+from .brownian import BrownianMotion, GeometricBrownianMotion
+from .controlled import ControlledPath
+from .ornstein_uhlenbeck import OrnsteinUhlenbeck
+from .path import PathDistribution
+from .sde import SDEPath
+from .wrapping import unwrap
+
+__all__ = [
+    "BrownianMotion",
+    "ControlledPath",
+    "GeometricBrownianMotion",
+    "OrnsteinUhlenbeck",
+    "PathDistribution",
+    "SDEPath",
+    "unwrap",
+]

@@ -1,0 +1,129 @@
+"""Brownian motion with drift, and its exponential."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pyro.distributions import Distribution, TransformedDistribution
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.transforms import ExpTransform
+
+from .path import PathDistribution, Step
+from .util import as_parameters, with_time
+
+__all__ = ["BrownianMotion", "GeometricBrownianMotion"]
+
+
+class BrownianMotion(PathDistribution):
+    r"""The process :math:`dz = \mathrm{drift}\,dt + \mathrm{scale}\,dB`, exact on any grid.
+
+    Parameters broadcast to ``batch_shape + (D,)``; scalars mean any D.
+
+    :param scale: The diffusion, positive.
+    :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    :param initial: A Tensor or a Distribution over R^D.
+    :param drift: The constant drift.
+    """
+
+    arg_constraints = {  # noqa: RUF012
+        "scale": constraints.positive,
+        "drift": constraints.real,
+    }
+
+    def __init__(
+        self,
+        scale: Tensor | float,
+        times: Tensor,
+        initial: Tensor | float | Distribution,
+        drift: Tensor | float = 0.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        (self.scale, self.drift), shape = as_parameters(scale=scale, drift=drift)
+        super().__init__(times, initial, param_shape=shape, validate_args=validate_args)
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return z + self.drift * dt, self.scale * dt.sqrt()
+
+    def kernel(self) -> Step:
+        _, dt = self.step_times(0)
+        shifts, scales = (self.drift * dt).unbind(0), (self.scale * dt.sqrt()).unbind(0)
+        return lambda i, z: (z + shifts[i], scales[i])
+
+    @property
+    def mean(self) -> Tensor:
+        start = self.initial if isinstance(self.initial, Tensor) else self.initial.mean
+        mean = start.unsqueeze(-2) + with_time(self.drift) * self.elapsed()
+        return mean.expand(self.batch_shape + self.event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        var = with_time(self.scale).square() * self.elapsed()
+        if not isinstance(self.initial, Tensor):
+            var = var + self.initial.variance.unsqueeze(-2)
+        return var.expand(self.batch_shape + self.event_shape)
+
+
+class GeometricBrownianMotion(TransformedDistribution):
+    r"""The process :math:`dx = \mathrm{drift}\,x\,dt + \mathrm{scale}\,x\,dB`, x > 0:
+    the exponential of a Brownian motion with drift ``drift - scale**2 / 2``.
+
+    Example::
+
+        >>> import torch
+        >>> price = GeometricBrownianMotion(0.2, torch.linspace(0.0, 1.0, 13), 100.0, drift=0.05)
+        >>> round(float(price.mean[-1]), 2)
+        105.13
+
+    :param scale: The volatility, positive.
+    :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    :param initial: A positive Tensor, or a Distribution over the positive part of R^D.
+    :param drift: The expected rate of growth.
+    """
+
+    def __init__(
+        self,
+        scale: Tensor | float,
+        times: Tensor,
+        initial: Tensor | float | Distribution = 1.0,
+        drift: Tensor | float = 0.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        (scale, drift), _ = as_parameters(scale=scale, drift=drift)
+        if isinstance(initial, torch.distributions.Distribution):
+            start: Any = TransformedDistribution(initial, [ExpTransform().inv])
+        else:
+            start = torch.as_tensor(initial, dtype=scale.dtype)
+            if not bool((start > 0).all()):
+                raise ValueError(f"initial must be positive: found {float(start.min()):g}")
+            start = start.log()
+        base = BrownianMotion(scale, times, start, drift - 0.5 * scale.square())
+        super().__init__(base, [ExpTransform()], validate_args=validate_args)
+        self.drift, self.scale = drift, scale
+        self._start = initial
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> GeometricBrownianMotion:
+        new = self._get_checked_instance(GeometricBrownianMotion, _instance)
+        new.drift, new.scale, new._start = self.drift, self.scale, self._start
+        return super().expand(batch_shape, _instance=new)
+
+    def _growth(self) -> Tensor:
+        return (with_time(self.drift) * self.base_dist.elapsed()).exp()
+
+    @property
+    def mean(self) -> Tensor:
+        start = self._start
+        if isinstance(start, torch.distributions.Distribution):
+            start = start.mean
+        start = torch.as_tensor(start, dtype=self.scale.dtype)
+        mean = with_time(start) * self._growth()
+        return mean.expand(self.batch_shape + self.event_shape)
+
+    @property
+    def variance(self) -> Tensor:
+        spread = (with_time(self.scale).square() * self.base_dist.elapsed()).exp()
+        var = self.mean.square() * (spread - 1)
+        if isinstance(self._start, torch.distributions.Distribution):
+            var = var + with_time(self._start.variance) * self._growth().square() * spread
+        return var

@@ -1,0 +1,130 @@
+"""A path measure pushed by a control: the shape of every posterior here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from .path import Draw, PathDistribution
+from .util import check_shape
+
+__all__ = ["ControlledPath"]
+
+Control = Callable[[Tensor, Tensor], Any]
+
+
+class ControlledPath(PathDistribution):
+    r"""The process ``prior`` pushed by a control u measured in units of its noise:
+
+    .. math:: \mathrm{mean}_q = \mathrm{mean}_p + \mathrm{scale}\,\sqrt{dt}\;u(t, z)
+
+    which is the drift :math:`f_q = f_p + g\,u` of Girsanov's theorem on the grid. Prior and
+    posterior share the noise by construction, so the KL between them is finite. With
+    ``contraction`` the noise of a step shrinks too, :math:`\mathrm{scale}_q = \mathrm{scale}\,c`.
+
+    :param prior: The path distribution to push.
+    :param control: u, any callable of ``(t, z)`` that returns the shape of ``z``, each row of the
+        batch treated alone. One with a method ``on_grid(t)`` is asked once per path for a
+        function ``(i, z)`` of the step's number, to do ahead what does not depend on the state.
+    :param initial: The law of the state at ``t_0``; by default the prior's.
+    :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
+        pair ``(u, log c)``.
+    """
+
+    def __init__(
+        self,
+        prior: PathDistribution,
+        control: Control,
+        initial: Tensor | float | Distribution | None = None,
+        contraction: Control | bool | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if not isinstance(prior, PathDistribution):
+            raise TypeError(
+                f"prior must be a path distribution, found {type(prior).__name__}; where it is "
+                "wrapped (transformed, masked, to_event), control the path inside and wrap that"
+            )
+        if not callable(control):
+            raise TypeError(f"control must be a callable of (t, z), found {control!r}")
+        self.prior, self.control = prior, control
+        self.contraction = contraction if contraction is not False else None
+        if initial is None:
+            initial = prior.initial
+        super().__init__(
+            prior.times,
+            initial,
+            param_shape=prior.batch_shape + prior.event_shape[1:],
+            validate_args=validate_args,
+        )
+
+    def evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """u and log c (None without contraction) at ``t`` and ``z``."""
+        log_c = self.contraction(t, z) if callable(self.contraction) else None
+        return self._split(self.control(t, z), log_c, t, z)
+
+    def _split(
+        self, u: Any, log_c: Tensor | None, t: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.contraction is True:
+            if not isinstance(u, tuple):
+                raise ValueError(
+                    "with contraction=True the control must return a pair (u, log c), found "
+                    f"{type(u).__name__}"
+                )
+            u, log_c = u
+        if log_c is not None:
+            log_c = check_shape("contraction", log_c, t, z).expand_as(z)
+        return check_shape("control", u, t, z).expand_as(z), log_c
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = self.prior.transition(t, dt, z)
+        u, log_c = self.evaluate(t, z)
+        mean = torch.addcmul(mean, scale * dt.sqrt(), u)
+        return mean, scale if log_c is None else scale * log_c.exp()
+
+    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
+        step, z = self.prior.kernel(), [z0]
+        t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
+        evaluate = self._on_grid(t)
+        roots, ts = dt.sqrt().unbind(0), t.unbind(0)
+        means: list[Tensor] = []
+        scales: list[Tensor] = []
+        us: list[Tensor] = []
+        log_cs: list[Tensor] = []
+        for i, e in enumerate(eps.unbind(0)):
+            mean, scale = step(i, z[-1])
+            u, log_c = evaluate(i, ts[i], z[-1])
+            mean = torch.addcmul(mean, scale * roots[i], u)
+            if log_c is not None:
+                scale = scale * log_c.exp()
+                log_cs.append(log_c)
+            z.append(torch.addcmul(mean, scale, e))
+            means.append(mean)
+            scales.append(scale)
+            us.append(u)
+        return Draw(
+            torch.stack(z, -2),
+            torch.is_grad_enabled(),
+            z[:-1],
+            means,
+            scales,
+            eps,
+            us,
+            log_cs or None,
+        )
+
+    def _on_grid(self, t: Tensor) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+        prepare = getattr(self.control, "on_grid", None)
+        if prepare is None:
+            return lambda i, ti, z: self.evaluate(ti, z)
+        control = prepare(t)
+
+        def evaluate(i: int, ti: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
+            log_c = self.contraction(ti, z) if callable(self.contraction) else None
+            return self._split(control(i, z), log_c, ti, z)
+
+        return evaluate

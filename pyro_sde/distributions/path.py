@@ -1,0 +1,300 @@
+"""The base of every path measure: a Gaussian Markov chain on a time grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import Distribution, TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+
+from .guard import refuse_unsupported_inference, scoring_is_deferred
+
+__all__ = ["Draw", "PathDistribution"]
+
+Step = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Draw:
+    """How a path was made, kept beside it so that nothing has to be evaluated twice.
+
+    ``z``, ``mean``, ``scale``, ``u`` and ``log_c`` hold one tensor a step, still attached to the
+    graph of that step alone; ``eps`` is the standard normal noise with time first.
+    """
+
+    value: Tensor
+    has_grad: bool
+    z: list[Tensor]
+    mean: list[Tensor]
+    scale: list[Tensor]
+    eps: Tensor
+    u: list[Tensor] | None = None
+    log_c: list[Tensor] | None = None
+
+
+class _Origin:
+    """The identity of a process, shared with its expanded copies, and what it drew last."""
+
+    def __init__(self) -> None:
+        self.last: Draw | None = None
+
+    def __getstate__(self) -> dict:
+        return {}  # a draw belongs to a graph, which can be neither copied nor saved
+
+    def __setstate__(self, state: dict) -> None:
+        self.last = None
+
+
+class PathDistribution(TorchDistribution):
+    r"""A process on a time grid :math:`t_0 < \dots < t_N`, as a Gaussian Markov chain:
+
+    .. math:: z_{i+1} \mid z_i \sim N(\mathrm{mean}_i(z_i), \mathrm{scale}_i(z_i)^2)
+
+    A subclass defines the process by :meth:`transition` alone. The value is a plain tensor of
+    shape ``sample_shape + batch_shape + (len(times), D)``, the state at ``t_0`` included.
+
+    :param times: The grid, strictly increasing, of shape ``(T,)`` or ``(..., T)``.
+    :param initial: The law of the state at ``t_0``: a Tensor of shape ``(..., D)`` (a known or
+        learned point) or a Distribution over R^D. A scalar stands for any D.
+    :param param_shape: The common shape of the parameters, ``batch_shape + (D,)``; ``()`` leaves
+        D to ``initial``.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
+    support = constraints.independent(constraints.real, 2)
+    has_rsample = True
+
+    def __init__(
+        self,
+        times: Tensor,
+        initial: Tensor | float | Distribution,
+        *,
+        param_shape: tuple[int, ...] = (),
+        validate_args: bool | None = None,
+    ) -> None:
+        self.times = _check_times(times)
+        shapes = {
+            "parameters": tuple(param_shape) or (1,),
+            "initial": _initial_shape(initial),
+            "times": (*self.times.shape[:-1], 1),
+        }
+        try:
+            shape = torch.broadcast_shapes(*shapes.values())
+        except RuntimeError as e:
+            raise ValueError(
+                "the parameters and initial, of shape batch_shape + (D,), and times, of shape "
+                f"batch_shape + (T,), must broadcast together: found {shapes} (times without "
+                "their last dimension); add dimensions of size 1 where a batch is shared"
+            ) from e
+        self.initial = _expand_initial(initial, shape)
+        self._origin = _Origin()
+        super().__init__(shape[:-1], (self.times.shape[-1], shape[-1]), validate_args)
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and scale of the state a time ``dt`` after it was ``z`` at time ``t``.
+
+        ``z`` has shape ``(..., D)``; ``t`` and ``dt`` broadcast against ``z[..., :1]``. For a
+        whole path at once, time is the leading dimension of all three.
+        """
+        raise NotImplementedError
+
+    def kernel(self) -> Step:
+        """The transition as a function ``(i, z) -> (mean, scale)`` of the step's number.
+
+        Override it to compute once per path what does not depend on the state.
+        """
+        t, dt = self.step_times()
+        return lambda i, z: self.transition(t[i], dt[i], z)
+
+    def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
+        """Start and length of every step, time first, the last dimension of size 1.
+
+        With ``sample_ndim``, ones are put after the time so that both broadcast against a path
+        with that many dimensions left of ``batch_shape``.
+        """
+        times = self.times.movedim(-1, 0).unsqueeze(-1)
+        if sample_ndim is not None:
+            ones = sample_ndim + len(self.batch_shape) + 2 - times.dim()
+            times = times.reshape(times.shape[:1] + (1,) * ones + times.shape[1:])
+        return times[:-1], times[1:] - times[:-1]
+
+    def elapsed(self) -> Tensor:
+        """Time since ``t_0``, of shape ``(..., T, 1)``."""
+        return (self.times - self.times[..., :1]).unsqueeze(-1)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> PathDistribution:
+        batch_shape = torch.Size(batch_shape)
+        if torch.broadcast_shapes(self.batch_shape, batch_shape) != batch_shape:
+            raise ValueError(f"cannot expand batch_shape {self.batch_shape} to {batch_shape}")
+        # Parameters broadcast against the state from the right: nothing else has to grow.
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape = batch_shape
+        return new
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        refuse_unsupported_inference()
+        z0 = self._draw_initial(torch.Size(sample_shape))
+        N = self.times.shape[-1] - 1
+        eps = torch.randn((N, *z0.shape), dtype=z0.dtype, device=z0.device)
+        draw = self._simulate(z0, eps)
+        if self._validate_args:
+            _check_draw(self, draw)
+        self._origin.last = draw
+        return draw.value
+
+    def _draw_initial(self, sample_shape: torch.Size) -> Tensor:
+        shape = self._extended_shape(sample_shape)
+        if isinstance(self.initial, Tensor):
+            z0 = self.initial.expand(shape[:-2] + shape[-1:])
+        else:
+            z0 = self.initial.expand(self.batch_shape).rsample(sample_shape)
+        return z0.to(torch.promote_types(z0.dtype, self.times.dtype))
+
+    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
+        step, z = self.kernel(), [z0]
+        means, scales = [], []
+        for i, e in enumerate(eps.unbind(0)):
+            mean, scale = step(i, z[-1])
+            z.append(torch.addcmul(mean, scale, e))
+            means.append(mean)
+            scales.append(scale)
+        return Draw(torch.stack(z, -2), torch.is_grad_enabled(), z[:-1], means, scales, eps)
+
+    def recall(self, value: Tensor) -> Draw | None:
+        """How ``value`` was drawn, if it is the very tensor that was drawn last."""
+        draw = self._origin.last
+        if draw is None or value is not draw.value:
+            return None
+        return draw if draw.has_grad or not torch.is_grad_enabled() else None
+
+    def is_same_process(self, other: PathDistribution) -> bool:
+        """Whether ``other`` is this distribution or an expanded copy of it."""
+        return self._origin is other._origin
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        if scoring_is_deferred():
+            return value.new_zeros(shape)
+        if self._validate_args:
+            self._validate_sample(value)
+        z = value.movedim(-2, 0)
+        t, dt = self.step_times(value.dim() - 2 - len(self.batch_shape))
+        mean, scale = self.transition(t, dt, z[:-1])
+        if self._validate_args:
+            _check_scale(self, scale.detach())
+        eps = (z[1:] - mean) / scale
+        log_p = -0.5 * eps.square() - scale.log() - 0.5 * math.log(2 * math.pi)
+        return self._initial_log_prob(z[0]) + log_p.sum((0, -1)).expand(shape)
+
+    def _initial_log_prob(self, z0: Tensor) -> Tensor:
+        if not isinstance(self.initial, Tensor):
+            return self.initial.log_prob(z0)
+        tol = 64 * torch.finfo(z0.dtype).eps
+        gap = (z0 - self.initial).abs() - tol * (1 + self.initial.abs())
+        off = (gap > 0).any(-1)
+        if self._validate_args and bool(off.any()):
+            raise ValueError(
+                f"the path starts {float(gap.max()):.3g} away from initial, a fixed point, so its "
+                "density is zero; give initial a Distribution (a narrow Normal, say) to let the "
+                "start vary, as NUTS and mean-field guides need"
+            )
+        return torch.zeros(off.shape, dtype=z0.dtype, device=z0.device).masked_fill(off, -math.inf)
+
+
+def _check_times(times: Tensor) -> Tensor:
+    times = torch.as_tensor(times)
+    if not times.is_floating_point():
+        times = times.to(torch.get_default_dtype())
+    if times.dim() == 0 or times.shape[-1] < 2:
+        raise ValueError(
+            f"times needs at least two points, a start and an end: found shape "
+            f"{tuple(times.shape)}; build it with time_grid()"
+        )
+    if not bool(torch.isfinite(times).all()):
+        raise ValueError(f"times must be finite: found {times[~torch.isfinite(times)].tolist()}")
+    late = times[..., 1:] <= times[..., :-1]
+    if bool(late.any()):
+        *b, i = late.nonzero()[0].tolist()
+        row = times[tuple(b)]
+        at = "".join(f"{k}, " for k in b)
+        raise ValueError(
+            f"times must increase strictly: times[{at}{i + 1}]={row[i + 1].item():g} follows "
+            f"times[{at}{i}]={row[i].item():g}; sort them, or build them with time_grid()"
+        )
+    return times
+
+
+def _initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
+    if not isinstance(initial, torch.distributions.Distribution):
+        return tuple(torch.as_tensor(initial).shape) or (1,)
+    if not initial.has_rsample:
+        raise ValueError(
+            f"initial must be a distribution that can be reparametrised, {initial} cannot "
+            "(it has no rsample)"
+        )
+    if len(initial.event_shape) == 1:
+        return tuple(initial.batch_shape + initial.event_shape)
+    if initial.batch_shape or initial.event_shape:
+        raise ValueError(
+            "initial must be a distribution over R^D, of event_shape (D,): found batch_shape "
+            f"{tuple(initial.batch_shape)} and event_shape {tuple(initial.event_shape)}; "
+            "use .to_event(1) to make the last batch dimension the state's"
+        )
+    return (1,)
+
+
+def _expand_initial(
+    initial: Tensor | float | Distribution, shape: tuple[int, ...]
+) -> Tensor | Distribution:
+    if not isinstance(initial, torch.distributions.Distribution):
+        value = torch.as_tensor(initial)
+        if not value.is_floating_point():
+            value = value.to(torch.get_default_dtype())
+        return value.expand(torch.broadcast_shapes(value.shape, shape[-1:]))
+    if not initial.event_shape:
+        return initial.expand(shape[-1:]).to_event(1)
+    if initial.event_shape != shape[-1:]:
+        raise ValueError(
+            f"initial is a distribution over R^{initial.event_shape[0]}, but the parameters are "
+            f"of a process in R^{shape[-1]}"
+        )
+    return initial
+
+
+def _check_draw(path: PathDistribution, draw: Draw) -> None:
+    _check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
+    if bool(torch.isfinite(draw.value).all()):
+        return
+    finite = torch.isfinite(draw.value).movedim(-2, 0).flatten(1).all(1)
+    first = int((~finite).nonzero()[0])
+    if first == 0:
+        raise ValueError(f"initial drew a non-finite state at {_time(path, 0)}")
+    i = first - 1
+    what = "control" if draw.u is not None and not bool(draw.u[i].isfinite().all()) else "drift"
+    raise ValueError(
+        f"the {what} of {type(path).__name__} returned a non-finite value at "
+        f"{_time(path, i)}, where the state was still finite (largest |z| "
+        f"{float(draw.z[i].detach().abs().max()):.3g}); bound it, or take smaller steps"
+    )
+
+
+def _check_scale(path: PathDistribution, scale: Tensor) -> None:
+    bad = ~(scale > 0)
+    if bool(bad.any()):
+        i = int(bad.flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"the scale of {type(path).__name__} must be positive: found "
+            f"{float(scale[i].min()):g} at {_time(path, i)}; pass the diffusion through softplus "
+            "or exp"
+        )
+
+
+def _time(path: PathDistribution, i: int) -> str:
+    t = path.times[..., i]
+    return f"t={t.item():g}" if t.dim() == 0 else f"step {i} (t from {t.min():g} to {t.max():g})"

@@ -1,0 +1,59 @@
+"""A stochastic differential equation with any drift and diffusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyro.distributions import Distribution
+from torch import Tensor
+
+from .path import PathDistribution
+from .util import check_shape
+
+__all__ = ["SDEPath"]
+
+
+class SDEPath(PathDistribution):
+    r"""The process :math:`dz = f(t, z)\,dt + g(t, z)\,dB` by Euler-Maruyama steps on the grid:
+
+    .. math:: \mathrm{mean} = z + f\,dt, \qquad \mathrm{scale} = g\,\sqrt{dt}
+
+    Noise is diagonal. ``drift`` and ``diffusion`` are any callables of ``(t, z)``, modules
+    included, with ``z`` of shape ``(..., D)`` and ``t`` broadcasting against ``z[..., :1]``. Each
+    row of the batch must be treated alone.
+
+    Example::
+
+        >>> import torch, pyro.distributions as dist
+        >>> times = torch.linspace(0.0, 1.0, 51)
+        >>> double_well = SDEPath(lambda t, z: z - z**3, lambda t, z: 0.5, torch.zeros(1), times)
+        >>> double_well.sample((10,)).shape
+        torch.Size([10, 51, 1])
+
+    :param drift: f, returning the shape of ``z``.
+    :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it.
+    :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
+    :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    """
+
+    def __init__(
+        self,
+        drift: Callable[[Tensor, Tensor], Tensor | float],
+        diffusion: Callable[[Tensor, Tensor], Tensor | float],
+        initial: Tensor | float | Distribution,
+        times: Tensor,
+        validate_args: bool | None = None,
+    ) -> None:
+        for name, f in (("drift", drift), ("diffusion", diffusion)):
+            if not callable(f):
+                raise TypeError(
+                    f"{name} must be a callable of (t, z), found {f!r}; a constant is "
+                    f"lambda t, z: {f!r}"
+                )
+        self.drift, self.diffusion = drift, diffusion
+        super().__init__(times, initial, validate_args=validate_args)
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        f = check_shape("drift", self.drift(t, z), t, z)
+        g = check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
+        return z + f * dt, g * dt.sqrt()

@@ -1,0 +1,74 @@
+"""What the processes share: checked parameters and one careful function."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+__all__ = ["as_parameters", "check_shape", "phi", "with_time"]
+
+
+def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ...]]:
+    """Tensors of one dtype, not expanded, and the shape that they broadcast to."""
+    tensors = {k: torch.as_tensor(v) for k, v in values.items()}
+    given = [v.dtype for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
+    dtype = reduce(torch.promote_types, given) if given else torch.get_default_dtype()
+    try:
+        shape = torch.broadcast_shapes(*(v.shape for v in tensors.values()))
+    except RuntimeError as e:
+        found = {k: tuple(v.shape) for k, v in tensors.items()}
+        raise ValueError(
+            f"parameters must broadcast to batch_shape + (D,): found shapes {found}"
+        ) from e
+    for name, v in tensors.items():
+        if not bool(torch.isfinite(v).all()):
+            raise ValueError(f"{name} must be finite: found {v[~torch.isfinite(v)].tolist()}")
+        if name == "scale" and not bool((v > 0).all()):
+            raise ValueError(
+                f"scale must be positive: found {float(v.min()):g}; a learned scale needs "
+                "constraint=constraints.positive"
+            )
+    return [v.to(dtype) for v in tensors.values()], tuple(shape)
+
+
+def check_shape(
+    what: str, value: Tensor | float, t: Tensor, z: Tensor, broadcast: bool = False
+) -> Tensor:
+    """The value of a drift, diffusion or control, or an error that says when it went wrong."""
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value, dtype=z.dtype, device=z.device)
+    if value.shape == z.shape or value.dim() == 0:
+        return value
+    if broadcast:
+        try:
+            if torch.broadcast_shapes(value.shape, z.shape) == z.shape:
+                return value
+        except RuntimeError:
+            pass
+    when = f"t={t.item():g}" if t.numel() == 1 else f"t from {float(t.min()):g}"
+    raise ValueError(
+        f"{what}(t, z) returned shape {tuple(value.shape)} at {when} for a state of shape "
+        f"{tuple(z.shape)}; it must return the state's shape"
+    )
+
+
+def phi(x: Tensor) -> Tensor:
+    """(1 - exp(-x)) / x, smooth through zero in value and gradient.
+
+    Below 1e-2 the quotient's gradient cancels; there seven terms of the series leave an error
+    under 1e-18.
+    """
+    small = x.abs() < 1e-2
+    y = torch.where(small, torch.ones_like(x), x)
+    w = torch.where(small, x, torch.zeros_like(x))
+    series = torch.ones_like(w)
+    for k in range(7, 1, -1):
+        series = 1 - w / k * series
+    return torch.where(small, series, -torch.expm1(-y) / y)
+
+
+def with_time(x: Tensor) -> Tensor:
+    """A parameter of shape (..., D) as (..., 1, D), to meet a whole path."""
+    return x.unsqueeze(-2) if x.dim() else x

@@ -1,0 +1,359 @@
+"""The autoguide of path sites: a posterior SDE with a neural control."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from operator import attrgetter
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import Distribution, Normal
+from pyro.infer import Predictive
+from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide.effect import AutoMessenger
+from pyro.infer.autoguide.utils import deep_setattr
+from pyro.nn.module import PyroModule, PyroParam, pyro_method
+from pyro.poutine import Trace
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from torch import Tensor, nn
+
+from ..distributions import ControlledPath
+from ..distributions.wrapping import WrappedPath, unwrap
+from .controls import MLPControl
+from .ownership import claim_parameters
+
+__all__ = ["AutoSDE"]
+
+
+class AutoSDE(AutoMessenger):
+    r"""A guide whose path sites follow the posterior SDE: the model's own process pushed by a
+    learned control u(t, z), that is, with the drift
+
+    .. math:: f_q(t, z) = f_p(t, z) + g(t, z)\,u(t, z)
+
+    It sees each prior with the upstream latents already drawn from the posterior, so that prior
+    and posterior share their diffusion whatever it depends on, and it runs the model once per
+    ELBO. A Distribution as the initial state gets a learned Normal, measured in units of that
+    distribution. Before training the posterior is the prior. Sites inside plates learn an
+    embedding of each element, which their control reads.
+
+    The latent sites are those of the first call (or of :meth:`setup`): call it with the data.
+
+    Example::
+
+        guide = AutoSDE(model)
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-2}), TraceSDE_ELBO())
+
+    :param callable model: A Pyro model with at least one latent path site.
+    :param control: What makes the controls: a class or ``functools.partial`` of one, called as
+        ``MLPControl`` is; or a control itself, any callable or module u(t, z); or a dict from site
+        names to either.
+    :param bool contraction: Let the posterior shrink the noise of each step too. A control of
+        your own then returns ``(u, log c)``.
+    :param rest: The autoguide class of all other latents.
+    :param str name: The prefix of the parameters; two guides need two names.
+    :param amortized_plates: Names of plates whose elements share their parameters.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        control: Any = MLPControl,
+        contraction: bool = False,
+        rest: Callable[..., Any] | None = AutoNormal,
+        name: str = "AutoSDE",
+        amortized_plates: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(model, amortized_plates=amortized_plates)
+        self._pyro_name = name
+        self._control, self._rest_class = control, rest
+        self.contraction = bool(contraction)
+        self._event_dims: dict[str, int] | None = None
+        self._rest_trace: Trace | None = None
+
+    def _pyro_set_supermodule(self, name: str, context: Any) -> None:
+        if name.endswith("AutoCallable._guide"):
+            raise TypeError(
+                "AutoSDE cannot be a part of an AutoGuideList: the list runs the model apart from "
+                "it, on other draws. Use AutoSDE alone and name the guide of the other latents: "
+                "AutoSDE(model, rest=AutoNormal)"
+            )
+        super()._pyro_set_supermodule(name, context)
+
+    def __getstate__(self) -> dict:
+        state = PyroModule.__getstate__(self)
+        return {k: v for k, v in state.items() if k not in ("trace", "_rest_trace")}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.trace, self._rest_trace = Trace(), None
+
+    @property
+    def path_sites(self) -> tuple[str, ...]:
+        """Names of the latent path sites, known after :meth:`setup` or the first call."""
+        return tuple(self._event_dims or ())
+
+    def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
+        """Build every parameter, from one run of the model on the given arguments.
+
+        The random state is left as it was. Afterwards ``state_dict``, ``parameters`` and
+        ``load_state_dict`` see everything.
+        """
+        if self._event_dims is not None:
+            return self
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
+            trace = poutine.trace(self.model).get_trace(*args, **kwargs)
+            latents = {
+                name: site
+                for name, site in trace.nodes.items()
+                if site["type"] == "sample"
+                and not site["is_observed"]
+                and not site_is_subsample(site)
+            }
+            paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
+            self._check_sites(latents, paths)
+            self._event_dims = {name: w.event_dims for name, w in paths.items()}
+            self.controls, self.starts = PyroModule(), PyroModule()
+            self.embeddings = PyroModule()
+            for name, wrapped in paths.items():
+                self._build(name, wrapped, latents[name])
+            others = [name for name in latents if name not in paths]
+            if others and self._rest_class is not None:
+                hidden = functools.partial(_hide_all_but, frozenset(others))
+                self.rest = self._rest_class(poutine.block(self.model, hide_fn=hidden))
+                self.rest(*args, **kwargs)
+        return self
+
+    def _check_sites(self, latents: dict[str, Any], paths: dict[str, WrappedPath]) -> None:
+        if not paths:
+            raise ValueError(
+                f"the model has no latent path site (its latents: {sorted(latents) or 'none'}); "
+                "use AutoNormal or another autoguide of Pyro"
+            )
+        others = sorted(set(latents) - set(paths))
+        if others and self._rest_class is None:
+            raise ValueError(f"rest=None leaves the latents {others} without a guide")
+        if isinstance(self._control, Mapping):
+            unknown = sorted(set(self._control) - set(paths))
+            if unknown:
+                raise ValueError(
+                    f"control names {unknown}, but the path sites are {sorted(paths)}"
+                )
+
+    def _build(self, name: str, wrapped: WrappedPath, site: dict) -> None:
+        path = wrapped.path
+        dim, dtype = path.event_shape[-1], path.times.dtype
+        shape = self._local_shape(wrapped, site)
+        embedding = 16 if shape.numel() > 1 else 0
+        control: Any = self._control
+        if isinstance(control, Mapping):
+            control = control.get(name, MLPControl)
+        if isinstance(control, type) or (
+            isinstance(control, functools.partial) and isinstance(control.func, type)
+        ):
+            span = (float(path.times.min()), float(path.times.max()))
+            control = control(dim, span=span, context=embedding, contraction=self.contraction)
+            control = control.to(device=path.times.device, dtype=dtype)
+            if embedding:
+                zeros = torch.zeros((*shape, embedding), dtype=dtype, device=path.times.device)
+                param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
+                deep_setattr(self.embeddings, name, param)
+        elif not callable(control):
+            raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
+        if isinstance(control, nn.Module):
+            deep_setattr(self.controls, name, control)
+        else:
+            self.__dict__.setdefault("_callables", {})[name] = control
+        if not isinstance(path.initial, Tensor):
+            for part in ("shift", "log_scale"):
+                zeros = torch.zeros((*shape, dim), dtype=dtype, device=path.times.device)
+                param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
+                deep_setattr(self.starts, f"{name}.{part}", param)
+
+    def _local_shape(self, wrapped: WrappedPath, site: dict) -> torch.Size:
+        """The batch shape of a site's parameters: plates at their full size."""
+        shape = list(wrapped.path.batch_shape)
+        for frame in site["cond_indep_stack"]:
+            if not frame.vectorized:
+                raise NotImplementedError("AutoSDE does not support sequential pyro.plate")
+            size = 1 if frame.name in self.amortized_plates else frame.full_size or frame.size
+            shape[frame.dim - wrapped.event_dims] = size
+        return torch.Size(shape)
+
+    @pyro_method
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Draw the latents from the posterior, and run the model on them.
+
+        :returns: A dict from latent site names to values.
+        """
+        self.setup(*args, **kwargs)
+        claim_parameters(self)
+        rest = getattr(self, "rest", None)
+        self._rest_trace = None if rest is None else poutine.trace(rest).get_trace(*args, **kwargs)
+        with ExitStack() as stack:
+            if _is_recorded():
+                stack.enter_context(poutine.block(hide_fn=self._is_not_mine))
+            samples = super().__call__(*args, **kwargs)
+        return {name: samples[name] for name in samples if self._is_latent(name)}
+
+    def _is_latent(self, name: str) -> bool:
+        return name in self.path_sites or (
+            self._rest_trace is not None and name in self._rest_trace.nodes
+        )
+
+    def _is_not_mine(self, msg: dict) -> bool:
+        """Sites of the model's run that an outside recorder must not take for the guide's.
+
+        The other latents were recorded when their guide ran; the rest is likelihood.
+        """
+        if msg["type"] != "sample" or msg["name"] in self.path_sites:
+            return False
+        return not (site_is_subsample(msg) and not self._is_latent(msg["name"]))
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if msg["is_observed"]:
+            return
+        if self._rest_trace is not None and name in self._rest_trace.nodes:
+            site = self._rest_trace.nodes[name]
+            if not site_is_subsample(msg):
+                msg["infer"]["prior"] = msg["fn"]
+                msg["fn"] = site["fn"]
+            msg["value"], msg["done"] = site["value"], True
+        elif name in self.path_sites:
+            super()._pyro_sample(msg)
+
+    def get_posterior(self, name: str, prior: Any) -> Any:
+        wrapped = unwrap(prior)
+        if wrapped is None:
+            raise ValueError(
+                f"site {name!r} was a path when the guide was set up, now it is a "
+                f"{type(prior).__name__}"
+            )
+        control = self.__dict__.get("_callables", {}).get(name)
+        if control is None:
+            control = attrgetter(name)(self.controls)
+        embedding = _get(self.embeddings, name)
+        if embedding is not None:
+            control = _WithContext(control, embedding)
+        path = wrapped.path
+        return wrapped.rewrap(
+            ControlledPath(
+                path,
+                control,
+                initial=self._start(name, path.initial),
+                contraction=self.contraction or None,
+            )
+        )
+
+    def _start(self, name: str, prior: Tensor | Distribution) -> Tensor | Distribution:
+        start = _get(self.starts, name)
+        if start is None or isinstance(prior, Tensor):
+            return prior
+        loc, scale = _location_and_scale(prior)
+        return Normal(loc + scale * start.shift, scale * start.log_scale.exp()).to_event(1)
+
+    def get_traces(self) -> tuple[Trace, Trace]:
+        model_trace, guide_trace = prune_subsample_sites(self.trace), Trace()
+        for name, site in list(model_trace.nodes.items()):
+            if site["type"] == "sample" and "prior" in site["infer"]:
+                guide_trace.add_node(name, **site)
+                model_trace.nodes[name] = {**site, "fn": site["infer"]["prior"]}
+        if self._rest_trace is not None:
+            for name, site in self._rest_trace.nodes.items():
+                if site["type"] == "sample" and site["infer"].get("is_auxiliary"):
+                    guide_trace.add_node(name, **site)
+        return model_trace, guide_trace
+
+    @torch.no_grad()
+    def quantiles(
+        self,
+        quantiles: Any,
+        *args: Any,
+        num_samples: int = 1000,
+        parallel: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """Posterior quantiles of each latent, by sampling.
+
+        :param quantiles: Numbers between 0 and 1.
+        :param num_samples: How many posterior samples.
+        :param parallel: Draw them at once, if the model can be vectorised.
+        :returns: A dict from site names to tensors with one leading entry per quantile.
+        """
+        self.setup(*args, **kwargs)
+        others = [] if getattr(self, "rest", None) is None else _latent_names(self.rest)
+        sites = (*self.path_sites, *others)
+        draw = Predictive(self, num_samples=num_samples, return_sites=sites, parallel=parallel)
+        samples = draw(*args, **kwargs)
+        result = {}
+        for name, value in samples.items():
+            q = torch.as_tensor(quantiles, dtype=value.dtype, device=value.device)
+            result[name] = torch.quantile(value, q, dim=0)
+        return result
+
+    def median(
+        self, *args: Any, num_samples: int = 1000, parallel: bool = False, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Posterior medians of each latent, by sampling; of a path, at each time."""
+        return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
+
+
+class _WithContext:
+    """A control with its context, as the control of (t, z) that a path wants."""
+
+    def __init__(self, control: Any, context: Tensor) -> None:
+        self.control, self.context = control, context
+
+    def __call__(self, t: Tensor, z: Tensor) -> Any:
+        return self.control(t, z, self.context)
+
+    def on_grid(self, t: Tensor) -> Callable[[int, Tensor], Any]:
+        return self.control.on_grid(t, self.context)
+
+
+def _get(module: nn.Module, name: str) -> Any:
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        return None
+
+
+def _hide_all_but(names: frozenset[str], msg: dict) -> bool:
+    """Hide the paths, and what was observed when the guide was set up, from the rest guide."""
+    if msg["type"] != "sample" or site_is_subsample(msg):
+        return False
+    return msg["name"] not in names
+
+
+def _latent_names(rest: Any) -> Iterator[str]:
+    return (name for name, _ in rest.prototype_trace.iter_stochastic_nodes())
+
+
+def _is_recorded() -> bool:
+    """Whether somebody outside traces us as an ordinary guide, as Predictive does.
+
+    The ELBOs do not: they ask for both traces with ``get_traces``.
+    """
+    return any(isinstance(f, TraceMessenger) and not f.param_only for f in _PYRO_STACK)
+
+
+def _location_and_scale(prior: Distribution) -> tuple[Tensor, Tensor]:
+    """The mean and standard deviation, or 0 and 1 where there are none."""
+    try:
+        loc, scale = prior.mean, prior.stddev
+    except NotImplementedError:
+        pass
+    else:
+        if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
+            return loc, scale
+    shape = prior.batch_shape + prior.event_shape
+    return torch.zeros(shape), torch.ones(shape)
+
+

@@ -1,0 +1,6 @@
+"""Inference for path sites: Girsanov's terms and the ELBOs built on them."""
+
+from .elbo import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO
+from .girsanov import GirsanovTerms, girsanov
+
+__all__ = ["GirsanovTerms", "TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO", "girsanov"]

@@ -1,0 +1,125 @@
+"""ELBOs that compute the divergence of path sites by Girsanov's theorem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro.distributions.score_parts import ScoreParts
+from pyro.distributions.util import scale_and_mask
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.trace_elbo import JitTrace_ELBO
+from pyro.infer.trace_mean_field_elbo import JitTraceMeanField_ELBO
+from pyro.infer.traceenum_elbo import TraceEnum_ELBO
+from pyro.poutine import Trace
+
+from ..distributions.guard import defer_scoring
+from ..distributions.wrapping import unwrap
+from .girsanov import ESTIMATORS, path_divergence
+
+__all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
+
+
+class _PathELBO:
+    """A mixin over a Trace ELBO that rewrites the path sites of the traces that it made."""
+
+    def __init__(self, *args: Any, path_estimator: str = "stl", **kwargs: Any) -> None:
+        if path_estimator not in ESTIMATORS:
+            raise ValueError(
+                f"path_estimator must be one of {', '.join(ESTIMATORS)}: found {path_estimator!r}"
+            )
+        self.path_estimator = path_estimator
+        super().__init__(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if issubclass(cls, (TraceEnum_ELBO, JitTrace_ELBO, JitTraceMeanField_ELBO)):
+            raise TypeError(
+                f"{cls.__name__}: TraceEnum_ELBO and the Jit ELBOs do not use the rewritten "
+                "sites; build on Trace_ELBO or TraceMeanField_ELBO"
+            )
+
+    def _get_trace(
+        self, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> tuple[Trace, Trace]:
+        with defer_scoring():
+            model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
+                model, guide, args, kwargs
+            )
+        for name, site in model_trace.nodes.items():
+            if site["type"] == "sample" and unwrap(site["fn"]) is not None:
+                other = guide_trace.nodes.get(name)
+                if site["is_observed"] or other is None or unwrap(other["fn"]) is None:
+                    _forget_score(site)
+                else:
+                    self._rewrite(name, site, other)
+        for site in guide_trace.nodes.values():
+            if "score_parts" in site and "path_divergence" not in site and unwrap(site["fn"]):
+                _forget_score(site)
+        # Paths that are no model/guide pair (observed ones, say) get their own density after all.
+        model_trace.compute_log_prob()
+        guide_trace.compute_score_parts()
+        return model_trace, guide_trace
+
+    def _rewrite(self, name: str, model_site: dict, guide_site: dict) -> None:
+        for key in ("scale", "mask"):
+            if not _same(model_site[key], guide_site[key]):
+                raise ValueError(
+                    f"site {name!r} has another {key} in the model than in the guide; apply "
+                    f"poutine.{key} to both"
+                )
+        term = path_divergence(
+            guide_site["fn"], model_site["fn"], guide_site["value"], self.path_estimator
+        )
+        scaled = scale_and_mask(term, guide_site["scale"], guide_site["mask"])
+        guide_site.update(
+            path_divergence=term,
+            unscaled_log_prob=term,
+            log_prob=scaled,
+            log_prob_sum=scaled.sum(),
+            score_parts=ScoreParts(scaled, 0, scaled),
+        )
+        zero = torch.zeros_like(term)
+        model_site.update(unscaled_log_prob=zero, log_prob=zero, log_prob_sum=zero.sum())
+
+
+def _forget_score(site: dict) -> None:
+    for key in ("unscaled_log_prob", "log_prob", "log_prob_sum", "score_parts"):
+        site.pop(key, None)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None:
+        return False
+    return bool((torch.as_tensor(a) == torch.as_tensor(b)).all())
+
+
+class TraceSDE_ELBO(_PathELBO, Trace_ELBO):
+    """:class:`~pyro.infer.Trace_ELBO` with the path KL of Girsanov's theorem.
+
+    Sites that are paths in model and guide are estimated by ``path_estimator``; all others as
+    the parent does.
+
+    - ``"stl"`` (default): quadratic term and martingale, the guide's parameters stopped in the
+      latter. Its gradient variance vanishes as the guide approaches the posterior.
+    - ``"full"``: both terms; equals :class:`~pyro.infer.Trace_ELBO`.
+    - ``"kl"``: the quadratic term alone; equals an analytic KL at every step.
+
+    Gradients are first order: the stopped martingale has no second derivative.
+
+    :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
+    :param kwargs: Those of the parent: ``num_particles``, ``vectorize_particles``, ...
+    """
+
+
+class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
+    """:class:`~pyro.infer.TraceMeanField_ELBO` with the path KL of Girsanov's theorem.
+
+    As :class:`TraceSDE_ELBO`, but sites that are no paths use an analytic KL where there is one.
+
+    :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
+    :param kwargs: Those of the parent.
+    """

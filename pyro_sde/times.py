@@ -1,0 +1,128 @@
+"""Time grids, and the values of a path at given times."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["select", "time_grid"]
+
+
+def _tolerance(times: Tensor) -> float:
+    """Times closer than this are one: a millionth of the span, or 8 units of rounding."""
+    span = float(times.max() - times.min())
+    return max(1e-6 * span, 8 * torch.finfo(times.dtype).eps * float(times.abs().max()))
+
+
+def time_grid(
+    start: float, end: float, *, dt: float, include: Tensor | list[float] | None = None
+) -> Tensor:
+    """An increasing grid from ``start`` to ``end`` that contains the times ``include`` exactly.
+
+    The rest are equal steps of at most ``dt``. Times closer than a millionth of ``end - start``
+    (or 8 units of rounding, if that is more) are merged: an included time replaces a grid point,
+    and the first of several included ones stands for all.
+
+    Example::
+
+        >>> time_grid(0.0, 1.0, dt=0.5, include=[0.7])
+        tensor([0.0000, 0.5000, 0.7000, 1.0000])
+
+    :param start: The first time.
+    :param end: The last time.
+    :param dt: The longest step.
+    :param include: Times that the grid must contain, in any order, repeated or not.
+    """
+    start, end, dt = float(start), float(end), float(dt)
+    if not (math.isfinite(start) and math.isfinite(end) and start < end):
+        raise ValueError(f"start must be below end, both finite: found {start:g} and {end:g}")
+    if not (math.isfinite(dt) and dt > 0):
+        raise ValueError(f"dt must be positive: found {dt:g}")
+    wanted = torch.as_tensor([] if include is None else include).flatten()
+    if not wanted.is_floating_point() or not wanted.numel():
+        wanted = wanted.to(torch.get_default_dtype())
+    dtype = wanted.dtype
+    if not bool(torch.isfinite(wanted).all()):
+        raise ValueError("include must be finite: drop the missing observation times first")
+    steps = math.ceil((end - start) / dt * (1 - 1e-9))
+    grid = torch.linspace(start, end, steps + 1, dtype=torch.float64, device=wanted.device)
+    tol = _tolerance(grid.to(dtype))
+    outside = wanted[(wanted < start - tol) | (wanted > end + tol)]
+    if outside.numel():
+        raise ValueError(
+            f"include has {outside.numel()} times outside [{start:g}, {end:g}], the first "
+            f"{outside[0].item():g}; widen the grid or drop them"
+        )
+    wanted = _merge(wanted.sort().values, tol)
+    gap = (grid.unsqueeze(-1) - wanted.double()).abs()
+    free = gap.min(-1).values > tol if wanted.numel() else torch.ones_like(grid, dtype=torch.bool)
+    return torch.cat([grid[free].to(dtype), wanted]).sort().values
+
+
+def _merge(times: Tensor, tol: float) -> Tensor:
+    kept: list[int] = []
+    for i, t in enumerate(times.tolist()):
+        if not kept or t - times[kept[-1]].item() > tol:
+            kept.append(i)
+    return times[kept]
+
+
+def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = None) -> Tensor:
+    """The states of ``path`` at the times ``at``, all of which must be on the grid ``times``.
+
+    :param path: Values of shape ``(..., T, D)``.
+    :param times: The grid of the path, of shape ``(T,)`` or ``(..., T)``.
+    :param at: Times of shape ``(n,)`` or ``(..., n)``, matched within the tolerance of
+        :func:`time_grid`.
+    :param plate_dim: Where each time is an element of a ``pyro.plate`` and the path was drawn
+        outside of it: the dim of that plate (a negative number). The times are then moved into
+        that batch dimension, where Pyro left a 1 for them when particles are vectorised.
+    :returns: Values of shape ``(..., n, D)``.
+    """
+    times = torch.as_tensor(times)
+    at = torch.as_tensor(at, dtype=times.dtype, device=times.device)
+    if path.shape[-2] != times.shape[-1]:
+        raise ValueError(
+            f"path has {path.shape[-2]} states, times {times.shape[-1]}: pass the grid that the "
+            "path was drawn on"
+        )
+    index = _locate(times, at)
+    if index.dim() == 1:
+        values = path.index_select(-2, index)
+    else:
+        lead = (1,) * (path.dim() - 1 - index.dim())
+        values = torch.take_along_dim(path, index.reshape(lead + index.shape + (1,)), dim=-2)
+    if plate_dim is None:
+        return values
+    if plate_dim >= 0:
+        raise ValueError(f"plate_dim counts from the right and must be negative: found {plate_dim}")
+    if values.dim() - 2 >= -plate_dim:
+        if values.shape[plate_dim - 2] != 1:
+            raise ValueError(
+                f"plate_dim={plate_dim} is already in use: the path has batch shape "
+                f"{tuple(path.shape[:-2])}"
+            )
+        values = values.squeeze(plate_dim - 2)
+    missing = -plate_dim - 1 - (values.dim() - 2)
+    values = values.reshape((1,) * max(missing, 0) + values.shape)
+    return values.movedim(-2, plate_dim - 1)
+
+
+def _locate(times: Tensor, at: Tensor) -> Tensor:
+    times, at = times.detach().contiguous(), at.detach().contiguous()
+    if times.dim() > 1 or at.dim() > 1:
+        batch = torch.broadcast_shapes(times.shape[:-1], at.shape[:-1])
+        times = times.expand(batch + times.shape[-1:]).contiguous()
+        at = at.expand(batch + at.shape[-1:]).contiguous()
+    right = torch.searchsorted(times, at).clamp(1, times.shape[-1] - 1)
+    after, before = times.gather(-1, right), times.gather(-1, right - 1)
+    index = torch.where((at - before).abs() <= (after - at).abs(), right - 1, right)
+    off = ~((times.gather(-1, index) - at).abs() <= _tolerance(times))
+    if bool(off.any()):
+        raise ValueError(
+            f"at has {int(off.sum())} times that are not on the grid, the first "
+            f"{at[off][0].item():g}; build the grid with time_grid(..., include=at)"
+        )
+    return index
