@@ -129,8 +129,12 @@ class PathDistribution(TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PathDistribution:
         batch_shape = torch.Size(batch_shape)
-        if torch.broadcast_shapes(self.batch_shape, batch_shape) != batch_shape:
-            raise ValueError(f"cannot expand batch_shape {self.batch_shape} to {batch_shape}")
+        try:
+            torch.empty(self.batch_shape, device="meta").expand(batch_shape)
+        except RuntimeError as e:
+            raise ValueError(
+                f"cannot expand batch_shape {tuple(self.batch_shape)} to {tuple(batch_shape)}"
+            ) from e
         # Parameters broadcast against the state from the right: nothing else has to grow.
         new = type(self).__new__(type(self)) if _instance is None else _instance
         new.__dict__.update(self.__dict__)

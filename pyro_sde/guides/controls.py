@@ -16,7 +16,7 @@ Output = Tensor | tuple[Tensor, Tensor]
 class MLPControl(nn.Module):
     r"""A control u(t, z): a tanh MLP of the state whose biases are functions of time.
 
-    The bias of every layer is linear in features of :math:`\tau = (t - t_0) / (t_1 - t_0)`, namely
+    The bias of every hidden layer is linear in features of :math:`\tau = (t - t_0) / (t_1 - t_0)`, namely
     :math:`\tau, \sin \pi k \tau, \cos \pi k \tau` for k up to ``features``; so all that depends on
     time is computed once per path. The last layer starts at zero: the untrained posterior is the
     prior. Small widths at both ends, as in ``hidden=(2, 128, 2)``, keep the cost linear in a
@@ -39,7 +39,7 @@ class MLPControl(nn.Module):
         hidden: Sequence[int] = (64, 64),
         *,
         span: tuple[float, float] = (0.0, 1.0),
-        features: int = 8,
+        features: int = 16,
         context: int = 0,
         contraction: bool = False,
     ) -> None:
@@ -54,13 +54,13 @@ class MLPControl(nn.Module):
         )
         sizes = [dim, *hidden, 2 * dim if contraction else dim]
         self.layers = nn.ModuleList(
-            nn.Linear(a, b, bias=False) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+            nn.Linear(a, b, bias=False) for a, b in zip(sizes[:-2], hidden, strict=True)
         )
-        self.biases = nn.ModuleList(nn.Linear(2 * features + 1, b) for b in sizes[1:])
-        self.context = nn.Linear(context, sizes[1], bias=False) if context else None
-        nn.init.zeros_(self.layers[-1].weight)
-        nn.init.zeros_(self.biases[-1].weight)
-        nn.init.zeros_(self.biases[-1].bias)
+        self.biases = nn.ModuleList(nn.Linear(2 * features + 1, b) for b in hidden)
+        self.context = nn.Linear(context, hidden[0], bias=False) if context else None
+        self.last = nn.Linear(hidden[-1], sizes[-1])
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
 
     def time_features(self, t: Tensor) -> Tensor:
         """tau and its sines and cosines, along the last dimension of ``t`` (of size 1)."""
@@ -70,9 +70,9 @@ class MLPControl(nn.Module):
 
     def _run(self, z: Tensor, biases: Sequence[Tensor]) -> Output:
         h = z
-        for layer, bias in zip(self.layers[:-1], biases[:-1], strict=True):
+        for layer, bias in zip(self.layers, biases, strict=True):
             h = torch.tanh(_affine(h, layer.weight, bias))
-        out = _affine(h, self.layers[-1].weight, biases[-1])
+        out = self.last(h)
         if not self.contraction:
             return out
         u, log_c = out.chunk(2, -1)

@@ -14,12 +14,12 @@ For c = 1 and :math:`w = u \sqrt{dt}` the sums over the steps are Girsanov's two
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from pyro.distributions import Distribution
+from pyro.distributions import Distribution, Normal
 from torch import Tensor
 from torch.distributions import kl_divergence
 
@@ -40,83 +40,86 @@ class GirsanovTerms(NamedTuple):
 
 
 @dataclass
-class _Steps:
-    """The steps of a path under q against p, time first.
+class _Tap:
+    """What was computed from ``states``, and how: the place to ask for a local derivative."""
 
-    ``outputs`` are what the parameters of q enter through, with the states ``inputs`` that they
-    were computed from: one tensor a step, or one for the whole path. ``w_stopped`` is w with
-    those outputs held constant; ``by_output`` gives the derivatives of the log ratio with
-    respect to them, from eps.
-    """
+    states: Tensor
+    outputs: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+    """The derivative of the log ratio with respect to each output."""
+
+
+@dataclass
+class _Steps:
+    """The steps of a path under q against p, time first, attached to all that made them."""
 
     w: Tensor
-    w_stopped: Tensor
     log_c: Tensor | None
-    log_c_stopped: Tensor | None
     eps: Tensor
-    inputs: list[Tensor]
-    outputs: list[Sequence[Tensor]]
-    factors: list[Tensor]
+    taps: Callable[[Tensor, Tensor | None], Iterable[_Tap]]
+    """From the derivatives of the log ratio with respect to w and log c, where they come from."""
 
     def kl(self) -> Tensor:
         if self.log_c is None:
-            return 0.5 * self.w.square()
-        return 0.5 * (self.w.square() + torch.expm1(2 * self.log_c)) - self.log_c
+            return 0.5 * self.w.square().sum((0, -1))
+        c2 = torch.expm1(2 * self.log_c)
+        return (0.5 * (self.w.square() + c2) - self.log_c).sum((0, -1))
 
     def martingale(self) -> Tensor:
         if self.log_c is None:
-            return self.w * self.eps
+            return (self.w * self.eps).sum((0, -1))
         c2 = torch.expm1(2 * self.log_c)
-        return self.w * self.log_c.exp() * self.eps + 0.5 * c2 * (self.eps.square() - 1)
+        m = self.w * self.log_c.exp() * self.eps + 0.5 * c2 * (self.eps.square() - 1)
+        return m.sum((0, -1))
 
     def stopped(self) -> Tensor:
-        """log q - log p with the parameters of q stopped: its gradient is that of the path.
+        """log q - log p as a function of the path alone, every parameter in it stopped.
 
-        Parameters enter only through the displacement xi that made the path, never through the
-        density that weighs it.
+        Parameters keep the gradient that they have through the displacement xi that made the
+        path; the densities that weigh it see only its states.
         """
         eps = self.eps.detach()
-        if self.log_c is None or self.log_c_stopped is None:
-            ratio = 0.5 * self.w.square() + self.w_stopped * eps
+        if self.log_c is None:
+            ratio = 0.5 * self.w.square() + self.w.detach() * eps
+            taps = self.taps(eps, None)
         else:
+            w, log_c = self.w.detach(), self.log_c.detach()
             xi = self.w + self.log_c.exp() * eps
-            back = (xi - self.w_stopped) * (-self.log_c_stopped).exp()
-            ratio = 0.5 * (xi.square() - back.square()) - self.log_c_stopped
-        return ratio.sum((0, -1)) + self._through_states(eps)
+            back = (xi - w) * (-log_c).exp()
+            ratio = 0.5 * (xi.square() - back.square()) - log_c
+            taps = self.taps(eps * (-log_c).exp(), eps.square() - 1)
+        result = ratio.sum((0, -1))
+        return result + _through_states(taps, eps.dim()) if torch.is_grad_enabled() else result
 
-    def _through_states(self, eps: Tensor) -> Tensor | float:
-        """What the stopped outputs still owe to the states: zero in value, exact in gradient.
 
-        The derivative of the log ratio with respect to each output is known from eps, so one
-        local vector-Jacobian product a step gives the states' share without touching the
-        parameters' and without evaluating the network again.
-        """
-        if not torch.is_grad_enabled():
-            return 0.0
-        pairs = list(zip(self.outputs, self.inputs, strict=True))
-        total: Tensor | float = 0.0
-        cotangents = [eps * self.factors[0]]
-        if len(self.factors) > 1:
-            cotangents.append((eps.square() - 1) * self.factors[1])
-        whole = len(pairs) == 1 and pairs[0][1].dim() == eps.dim()
-        gradients, states = [], []
-        for i, (outputs, z) in enumerate(pairs):
-            live = [(o, c if whole else c[i]) for o, c in zip(outputs, cotangents, strict=True)]
-            live = [(o, c) for o, c in live if o.requires_grad]
-            if not live or not z.requires_grad:
-                continue
-            outs, cots = zip(*live, strict=True)
-            (gradient,) = torch.autograd.grad(outs, z, cots, retain_graph=True, allow_unused=True)
-            if gradient is not None:
-                gradients.append(gradient)
-                states.append(z)
-        if not gradients:
-            return total
-        if whole:
-            g, z = gradients[0], states[0]
-            return (g * (z - z.detach())).sum((0, -1))
-        g, z = torch.stack(gradients), torch.stack(states)
-        return (g * (z - z.detach())).sum((0, -1))
+def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
+    """What the stopped terms owe to the states: zero in value, exact in gradient.
+
+    The derivatives of the log ratio are known in closed form, so one local vector-Jacobian
+    product for each tap gives the states' share, without touching the parameters' and without
+    evaluating a network again.
+    """
+    total: Tensor | float = 0.0
+    states, gradients = [], []
+    for tap in taps:
+        live = [(o, s) for o, s in zip(tap.outputs, tap.slopes, strict=True) if o.requires_grad]
+        if not live or not tap.states.requires_grad:
+            continue
+        outputs, slopes = zip(*live, strict=True)
+        (gradient,) = torch.autograd.grad(
+            outputs, tap.states, slopes, retain_graph=True, allow_unused=True
+        )
+        if gradient is None:
+            continue
+        if tap.states.dim() == ndim:
+            total = total + (gradient * (tap.states - tap.states.detach())).sum((0, -1))
+        else:
+            states.append(tap.states)
+            gradients.append(gradient)
+    if states:
+        z = torch.stack(states)
+        total = total + (torch.stack(gradients) * (z - z.detach())).sum((0, -1))
+    return total
 
 
 def _compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> _Steps:
@@ -127,65 +130,84 @@ def _compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> _Steps:
         raise ValueError(
             "the guide's path and the model's are on different time grids; build both on one"
         )
-    draw = q.recall(value)
-    time_first = value.movedim(-2, 0)
-    t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     if isinstance(q, ControlledPath) and q.prior.is_same_process(p):
-        root = dt.sqrt()
-        if draw is not None and draw.u is not None:
-            u, eps = torch.stack(draw.u), draw.eps
-            log_c = None if draw.log_c is None else torch.stack(draw.log_c)
-            inputs = draw.z
-            outputs: list[Sequence[Tensor]] = (
-                [(x,) for x in draw.u]
-                if draw.log_c is None
-                else list(zip(draw.u, draw.log_c, strict=True))
-            )
-        else:
-            z = time_first[:-1]
-            mean, scale = p.transition(t, dt, z)
-            u, log_c = q.evaluate(t, z)
-            eps = (time_first[1:] - mean) / scale - root * u
-            eps = eps if log_c is None else eps * (-log_c).exp()
-            inputs, outputs = [z], [(u,) if log_c is None else (u, log_c)]
-        factors = [root] if log_c is None else [root * (-log_c.detach()).exp(), torch.ones(())]
-        return _Steps(
-            root * u,
-            root * u.detach(),
-            log_c,
-            None if log_c is None else log_c.detach(),
-            eps,
-            inputs,
-            outputs,
-            factors,
-        )
+        return _compare_control(q, value)
+    return _compare_transitions(q, p, value)
+
+
+def _compare_control(q: ControlledPath, value: Tensor) -> _Steps:
+    """q is p pushed by a control: that control is all there is between them."""
+    t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
+    root, draw = dt.sqrt(), q.recall(value)
+    if draw is not None and draw.u is not None:
+        us, log_cs, states = draw.u, draw.log_c, draw.z
+        u, eps = torch.stack(us), draw.eps
+        log_c = None if log_cs is None else torch.stack(log_cs)
+
+        def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
+            by_u = root * by_w
+            for i, z in enumerate(states):
+                if log_cs is None or by_log_c is None:
+                    yield _Tap(z, (us[i],), (by_u[i],))
+                else:
+                    yield _Tap(z, (us[i], log_cs[i]), (by_u[i], by_log_c[i]))
+    else:
+        time_first = value.movedim(-2, 0)
+        z = time_first[:-1]
+        mean, scale = q.prior.transition(t, dt, z)
+        u, log_c = q.evaluate(t, z)
+        eps = (time_first[1:] - mean) / scale - root * u
+        eps = eps if log_c is None else eps * (-log_c).exp()
+
+        def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
+            if log_c is None or by_log_c is None:
+                yield _Tap(z, (u,), (root * by_w,))
+            else:
+                yield _Tap(z, (u, log_c), (root * by_w, by_log_c))
+
+    return _Steps(root * u, log_c, eps, taps)
+
+
+def _compare_transitions(q: PathDistribution, p: PathDistribution, value: Tensor) -> _Steps:
+    """q and p are two processes of their own: compare the means and scales of their steps."""
+    t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
+    time_first, draw = value.movedim(-2, 0), q.recall(value)
     z = time_first[:-1]
     mean_p, scale_p = p.transition(t, dt, z)
     if draw is not None:
-        mean, scale, eps = torch.stack(draw.mean), torch.stack(draw.scale), draw.eps
-        scale = _align(scale, mean)
-        inputs = draw.z
-        outputs = list(zip(draw.mean, draw.scale, strict=True))
+        mean_q, eps = torch.stack(draw.mean), draw.eps
+        scale_q = torch.stack([s.expand(mean_q.shape[1:]) for s in draw.scale])
     else:
-        mean, scale = q.transition(t, dt, z)
-        eps = (time_first[1:] - mean) / scale
-        inputs, outputs = [z], [(mean, scale)]
-    w = (mean - mean_p) / scale_p
-    w_stopped = (mean.detach() - mean_p) / scale_p
+        mean_q, scale_q = q.transition(t, dt, z)
+        eps = (time_first[1:] - mean_q) / scale_q
+    w, log_c = (mean_q - mean_p) / scale_p, None
     if isinstance(q, ControlledPath) and q.contraction is not None:
-        log_c = scale.log() - scale_p.log()
-        log_c_stopped = scale.log().detach() - scale_p.log()
-        factors = [1 / scale.detach(), 1 / scale.detach()]
-        return _Steps(w, w_stopped, log_c, log_c_stopped, eps, inputs, outputs, factors)
-    _check_same_noise(q, scale, scale_p)
-    factors = [1 / scale.detach()]
-    return _Steps(w, w_stopped, None, None, eps, inputs, [o[:1] for o in outputs], factors)
+        log_c = scale_q.log() - scale_p.log()
+    else:
+        _check_same_noise(q, scale_q, scale_p)
+
+    def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
+        by_mean = by_w / scale_p.detach()
+        by_scale = by_mean * w.detach()
+        slopes_q = (by_mean,)
+        if by_log_c is not None:
+            by_scale = by_scale + by_log_c / scale_p.detach()
+            slopes_q = (by_mean, by_log_c / scale_q.detach())
+        if draw is None:
+            outputs = (mean_q, scale_q)[: len(slopes_q)]
+            yield _Tap(z, outputs, _fit(slopes_q, outputs))
+        else:
+            for i, state in enumerate(draw.z):
+                outputs = (draw.mean[i], draw.scale[i])[: len(slopes_q)]
+                yield _Tap(state, outputs, _fit(tuple(s[i] for s in slopes_q), outputs))
+        yield _Tap(z, (mean_p, scale_p), _fit((-by_mean, -by_scale), (mean_p, scale_p)))
+
+    return _Steps(w, log_c, eps, taps)
 
 
-def _align(scale: Tensor, mean: Tensor) -> Tensor:
-    """Per-step scales, stacked without the batch, made to broadcast against per-step means."""
-    ones = mean.dim() - scale.dim()
-    return scale.reshape(scale.shape[:1] + (1,) * ones + scale.shape[1:])
+def _fit(slopes: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Slopes summed over what their outputs were broadcast along."""
+    return tuple(s.sum_to_size(o.shape) for s, o in zip(slopes, outputs, strict=True))
 
 
 def _check_same_noise(q: PathDistribution, scale_q: Tensor, scale_p: Tensor) -> None:
@@ -225,7 +247,21 @@ def _initial_divergence(
             pass
     if estimator != "stl":
         return q0.log_prob(z0) - p0.log_prob(z0)
+    if _is_normal(q0) and _is_normal(p0):
+        return _normal_start(q0.base_dist, p0.base_dist, z0).stopped()
     return _stopped_log_prob(q0, z0) - p0.log_prob(z0)
+
+
+def _is_normal(d: Distribution) -> bool:
+    return isinstance(d, torch.distributions.Independent) and type(d.base_dist) is Normal
+
+
+def _normal_start(q0: Normal, p0: Normal, z0: Tensor) -> _Steps:
+    """A Normal start under a Normal prior is one more step, from nowhere."""
+    w = (q0.loc - p0.loc) / p0.scale
+    log_c = q0.scale.log() - p0.scale.log()
+    eps = (z0 - q0.loc) / q0.scale
+    return _Steps(*(x.unsqueeze(0) for x in (w, log_c, eps)), taps=lambda *_: ())
 
 
 def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
@@ -271,24 +307,20 @@ def girsanov(q: Distribution, p: Distribution, value: Tensor) -> GirsanovTerms:
     """
     outer, q_path, p_path, path = _pair(q, p, value)
     steps = _compare(q_path, p_path, path)
-    return GirsanovTerms(
-        outer.reduce(steps.kl().sum((0, -1))), outer.reduce(steps.martingale().sum((0, -1)))
-    )
+    return GirsanovTerms(outer.reduce(steps.kl()), outer.reduce(steps.martingale()))
 
 
 def path_divergence(q: Distribution, p: Distribution, value: Tensor, estimator: str) -> Tensor:
     """An estimate of KL(q || p) from one path, the initial state included.
 
-    ``"kl"`` is the quadratic part, ``"full"`` the whole log ratio, ``"stl"`` the log ratio with
-    the parameters of q stopped.
+    ``"kl"`` is the quadratic part, ``"full"`` the whole log ratio, ``"stl"`` the log ratio as a
+    function of the path alone.
     """
     outer, q_path, p_path, path = _pair(q, p, value)
     steps = _compare(q_path, p_path, path)
     if estimator == "stl":
         term = steps.stopped()
     else:
-        term = steps.kl().sum((0, -1))
-        if estimator == "full":
-            term = term + steps.martingale().sum((0, -1))
-    z0 = steps.inputs[0] if steps.inputs[0].dim() < path.dim() else path[..., 0, :]
-    return outer.reduce(term + _initial_divergence(q_path, p_path, z0, estimator))
+        term = steps.kl() if estimator == "kl" else steps.kl() + steps.martingale()
+    start = _initial_divergence(q_path, p_path, path[..., 0, :], estimator)
+    return outer.reduce(term + start)

@@ -1,0 +1,15 @@
+import pyro
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def clean_slate():
+    """Every test: float64, a fixed seed, an empty param store, validation on."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    pyro.clear_param_store()
+    pyro.set_rng_seed(20261116)
+    pyro.enable_validation(True)
+    yield
+    torch.set_default_dtype(before)
