@@ -78,7 +78,7 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
         :func:`time_grid`.
     :param plate_dim: Where each time is an element of a ``pyro.plate`` and the path was drawn
         outside of it: the dim of that plate (a negative number). The times are then moved into
-        that batch dimension, where Pyro left a 1 for them when particles are vectorised.
+        that batch dimension, in place of the 1 that Pyro leaves there for vectorised particles.
     :returns: Values of shape ``(..., n, D)``.
     """
     times = torch.as_tensor(times)
@@ -98,12 +98,7 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
         return values
     if plate_dim >= 0:
         raise ValueError(f"plate_dim counts from the right and must be negative: found {plate_dim}")
-    if values.dim() - 2 >= -plate_dim:
-        if values.shape[plate_dim - 2] != 1:
-            raise ValueError(
-                f"plate_dim={plate_dim} is already in use: the path has batch shape "
-                f"{tuple(path.shape[:-2])}"
-            )
+    if values.dim() - 2 >= -plate_dim and values.shape[plate_dim - 2] == 1:
         values = values.squeeze(plate_dim - 2)
     missing = -plate_dim - 1 - (values.dim() - 2)
     values = values.reshape((1,) * max(missing, 0) + values.shape)

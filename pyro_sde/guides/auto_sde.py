@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -17,8 +17,6 @@ from pyro.infer.autoguide.effect import AutoMessenger
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn.module import PyroModule, PyroParam, pyro_method
 from pyro.poutine import Trace
-from pyro.poutine.runtime import _PYRO_STACK
-from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
@@ -26,6 +24,7 @@ from ..distributions import ControlledPath
 from ..distributions.wrapping import WrappedPath, unwrap
 from .controls import MLPControl
 from .ownership import claim_parameters
+from .visibility import Rehearsal, Veil, is_recorded
 
 __all__ = ["AutoSDE"]
 
@@ -195,10 +194,10 @@ class AutoSDE(AutoMessenger):
         self.setup(*args, **kwargs)
         claim_parameters(self)
         rest = getattr(self, "rest", None)
-        self._rest_trace = None if rest is None else poutine.trace(rest).get_trace(*args, **kwargs)
-        with ExitStack() as stack:
-            if _is_recorded():
-                stack.enter_context(poutine.block(hide_fn=self._is_not_mine))
+        if rest is not None:
+            with Rehearsal():
+                self._rest_trace = poutine.trace(rest).get_trace(*args, **kwargs)
+        with Veil(self._is_latent) if is_recorded() else nullcontext():
             samples = super().__call__(*args, **kwargs)
         return {name: samples[name] for name in samples if self._is_latent(name)}
 
@@ -206,15 +205,6 @@ class AutoSDE(AutoMessenger):
         return name in self.path_sites or (
             self._rest_trace is not None and name in self._rest_trace.nodes
         )
-
-    def _is_not_mine(self, msg: dict) -> bool:
-        """Sites of the model's run that an outside recorder must not take for the guide's.
-
-        The other latents were recorded when their guide ran; the rest is likelihood.
-        """
-        if msg["type"] != "sample" or msg["name"] in self.path_sites:
-            return False
-        return not (site_is_subsample(msg) and not self._is_latent(msg["name"]))
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
@@ -334,14 +324,6 @@ def _hide_all_but(names: frozenset[str], msg: dict) -> bool:
 
 def _latent_names(rest: Any) -> Iterator[str]:
     return (name for name, _ in rest.prototype_trace.iter_stochastic_nodes())
-
-
-def _is_recorded() -> bool:
-    """Whether somebody outside traces us as an ordinary guide, as Predictive does.
-
-    The ELBOs do not: they ask for both traces with ``get_traces``.
-    """
-    return any(isinstance(f, TraceMessenger) and not f.param_only for f in _PYRO_STACK)
 
 
 def _location_and_scale(prior: Distribution) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,12 @@ import pyro
 from pyro.nn.module import PyroModule
 from pyro.params.param_store import param_with_module_name
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["claim_parameters"]
 
-_MARK = "_pyro_sde_owned"
+# By identity and weakly: a parameter that was loaded from a file belongs to nobody yet.
+_owned = WeakIdKeyDictionary()
 
 
 def claim_parameters(guide: PyroModule) -> None:
@@ -25,7 +27,7 @@ def claim_parameters(guide: PyroModule) -> None:
         mine = module._parameters[key]
         theirs = store._params.get(name)
         if theirs is not None and theirs is not mine:
-            if getattr(theirs, _MARK, False):
+            if theirs in _owned:
                 raise ValueError(
                     f"another guide has put {name!r} into the param store, and Pyro would train "
                     f"that guide's parameter, not this one's. Call pyro.clear_param_store() if the "
@@ -38,12 +40,10 @@ def claim_parameters(guide: PyroModule) -> None:
                 store._param_to_name[theirs] = name
             module._parameters[key] = mine = theirs
         if mine is not None:
-            setattr(mine, _MARK, True)
+            _owned[mine] = True
 
 
-def _named(
-    module: nn.Module, prefix: str, inside: bool = False
-) -> Iterator[tuple[str, nn.Module, str]]:
+def _named(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, str]]:
     """Name in the store, owner and key of every parameter, as PyroModule names them."""
     constrained = getattr(module, "_pyro_params", {})
     for key in module._parameters:

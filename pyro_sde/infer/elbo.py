@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
 from pyro.distributions.score_parts import ScoreParts
 from pyro.distributions.util import scale_and_mask
@@ -13,6 +14,7 @@ from pyro.infer.trace_elbo import JitTrace_ELBO
 from pyro.infer.trace_mean_field_elbo import JitTraceMeanField_ELBO
 from pyro.infer.traceenum_elbo import TraceEnum_ELBO
 from pyro.poutine import Trace
+from pyro.poutine.guide import GuideMessenger
 
 from ..distributions.guard import defer_scoring
 from ..distributions.wrapping import unwrap
@@ -39,6 +41,18 @@ class _PathELBO:
                 f"{cls.__name__}: TraceEnum_ELBO and the Jit ELBOs do not use the rewritten "
                 "sites; build on Trace_ELBO or TraceMeanField_ELBO"
             )
+
+    def _get_traces(
+        self, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> Iterator[tuple[Trace, Trace]]:
+        inner = poutine.unwrap(guide)
+        if isinstance(inner, GuideMessenger) and inner.model != model:
+            raise ValueError(
+                f"{type(inner).__name__} runs the model that it was built with, and the ELBO was "
+                "given another one, which would be ignored. Give both the same callable, handlers "
+                "(poutine.scale, poutine.condition, ...) applied beforehand"
+            )
+        return super()._get_traces(model, guide, args, kwargs)  # type: ignore[misc]
 
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict

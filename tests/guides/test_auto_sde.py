@@ -1,0 +1,369 @@
+"""The autoguide: what it builds, what it sees, what it saves."""
+
+import functools
+import io
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuideList, AutoNormal
+from torch import nn
+
+from pyro_sde import (
+    AutoSDE,
+    MLPControl,
+    TraceMeanFieldSDE_ELBO,
+    TraceSDE_ELBO,
+    select,
+    time_grid,
+)
+from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck
+
+from ..cases import Net, assert_same, loss_and_gradients
+
+T_OBS = torch.tensor([0.3, 0.5, 1.0], dtype=torch.float64)
+GRID = time_grid(0.0, 1.0, dt=0.2, include=T_OBS)
+Y = torch.tensor([0.4, -0.2, 1.1], dtype=torch.float64)
+SERIES = torch.tensor([[0.4, -0.2, 1.1], [0.1, 0.3, 0.2], [2.0, 1.0, 0.0], [-1.0, -1.5, -2.0]])
+SERIES = SERIES.double()
+
+
+def simple(y=None):
+    z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID))
+    pyro.sample("y", dist.Normal(select(z, GRID, T_OBS)[..., 0], 0.3).to_event(1), obs=y)
+
+
+def mixed(y=None):
+    """Latents upstream of a path and beside it, and a second path."""
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    rate = pyro.sample("dyn.rate", dist.Gamma(2.0, 2.0))
+    z = pyro.sample(
+        "z", OrnsteinUhlenbeck(rate.unsqueeze(-1), 0.0, scale.unsqueeze(-1), GRID)
+    )
+    b = pyro.sample("trend", BrownianMotion(scale.unsqueeze(-1), GRID, torch.zeros(1)))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    x = select(z + b, GRID, T_OBS)[..., 0]
+    pyro.sample("y", dist.Normal(x, noise.unsqueeze(-1)).to_event(1), obs=y)
+
+
+def series(y, batch=None):
+    """Paths in a plate that may be subsampled, with a local and a global latent."""
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("series", len(SERIES), subsample_size=batch, dim=-1) as index:
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, scale.unsqueeze(-1), GRID))
+        x = select(z, GRID, T_OBS)[..., 0] + shift.unsqueeze(-1)
+        pyro.sample("y", dist.Normal(x, 0.3).to_event(1), obs=y[index])
+
+
+MODELS = {"simple": (simple, Y), "mixed": (mixed, Y), "series": (series, SERIES)}
+
+
+def shaken(model, *args, **options):
+    """A guide that is not at its start."""
+    guide = AutoSDE(model, **options).setup(*args)
+    with torch.no_grad():
+        for p in guide.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+    return guide
+
+
+def test_untrained_posterior_is_the_prior():
+    guide = AutoSDE(simple)
+    guide(Y)
+    model_trace, guide_trace = guide.get_traces()
+    p, q = model_trace.nodes["z"]["fn"], guide_trace.nodes["z"]["fn"]
+    z = p.sample((5,))
+    torch.testing.assert_close(q.log_prob(z), p.log_prob(z), rtol=1e-12, atol=1e-12)
+    for estimator in ("kl", "full", "stl"):
+        elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
+        _, guide_trace = elbo._get_trace(simple, guide, (Y,), {})
+        assert abs(guide_trace.nodes["z"]["path_divergence"].item()) < 1e-12
+
+
+def test_the_elbo_refuses_a_model_that_the_guide_would_ignore():
+    guide = AutoSDE(simple)
+    with pytest.raises(ValueError, match="runs the model that it was built with"):
+        TraceSDE_ELBO().loss(poutine.scale(simple, 0.1), guide, Y)
+
+
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_full_is_stock_in_mixed_models(name, contraction, vectorized):
+    model, y = MODELS[name]
+    guide = shaken(model, y, contraction=contraction)
+    options = {"num_particles": 3, "vectorize_particles": vectorized}
+    options["max_plate_nesting"] = 1 + vectorized
+    for ours, stock in (
+        (TraceSDE_ELBO, Trace_ELBO),
+        (TraceMeanFieldSDE_ELBO, TraceMeanField_ELBO),
+    ):
+        assert_same(
+            loss_and_gradients(ours(path_estimator="full", **options), model, guide, y),
+            loss_and_gradients(stock(**options), model, guide, y),
+        )
+
+
+@pytest.mark.parametrize("rest", [AutoNormal, AutoDiagonalNormal, AutoDelta])
+@pytest.mark.parametrize("name", ["mixed", "series"])
+def test_rest_guides_train(rest, name):
+    model, y = MODELS[name]
+    guide = AutoSDE(model, rest=rest)
+    elbo = TraceSDE_ELBO(num_particles=8, vectorize_particles=True)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), elbo)
+    losses = torch.tensor([svi.step(y) for _ in range(80)])
+    assert losses[-20:].mean() < losses[:20].mean()
+
+
+def test_the_model_runs_once_per_elbo():
+    calls = 0
+
+    def counted(y):
+        nonlocal calls
+        calls += 1
+        mixed(y)
+
+    guide = AutoSDE(counted).setup(Y)
+    elbo = TraceSDE_ELBO(max_plate_nesting=0)
+    calls = 0
+    elbo.loss_and_grads(counted, guide, Y)
+    assert calls == 1
+
+
+def test_diffusion_tracks_a_latent_scale():
+    """Prior and posterior share the sampled scale, so the path KL does not grow with the grid."""
+
+    def kl(steps):
+        pyro.clear_param_store()
+        times = torch.linspace(0.0, 1.0, steps + 1)
+
+        def model():
+            s = pyro.sample("s", dist.LogNormal(0.0, 0.5))
+            pyro.sample("z", BrownianMotion(s.unsqueeze(-1), times, torch.zeros(1)))
+
+        guide = AutoSDE(model, control=lambda t, z: torch.ones_like(z)).setup()
+        elbo = TraceSDE_ELBO(path_estimator="kl", max_plate_nesting=0)
+        guide()
+        model_trace, guide_trace = elbo._get_trace(model, guide, (), {})
+        return guide_trace.nodes["z"]["path_divergence"].item()
+
+    assert kl(10) == pytest.approx(0.5) and kl(160) == pytest.approx(0.5)
+
+
+def test_subsampling_is_unbiased_by_enumeration():
+    """The mean loss over all mini-batches of one series is the loss of all, on the same noise."""
+
+    def model(y, index):
+        with pyro.plate("series", len(SERIES), subsample=index, dim=-1) as i:
+            z = pyro.sample("z", BrownianMotion(1.0, GRID, torch.zeros(1)))
+            x = select(z, GRID, T_OBS)[..., 0]
+            pyro.sample("y", dist.Normal(x, 0.3).to_event(1), obs=y[i])
+
+    guide = shaken(model, SERIES, torch.arange(4))
+    elbo = TraceSDE_ELBO(path_estimator="kl", max_plate_nesting=1)
+    noise = torch.randn(len(GRID) - 1, 1, 1)
+    real = torch.randn
+    torch.randn = lambda shape, **kw: noise.expand(shape)  # one noise for any series and batch
+    try:
+        whole = loss_and_gradients(elbo, model, guide, SERIES, torch.arange(4))
+        parts = [
+            loss_and_gradients(elbo, model, guide, SERIES, torch.tensor([i])) for i in range(4)
+        ]
+    finally:
+        torch.randn = real
+    mean = sum(p[0] for p in parts) / 4
+    grads = {k: sum(p[1][k] for p in parts) / 4 for k in whole[1]}
+    assert_same(whole, (mean, grads))
+
+
+def test_subsampled_training_reaches_every_series():
+    guide = AutoSDE(series)
+    svi = SVI(series, guide, pyro.optim.Adam({"lr": 0.02}), TraceSDE_ELBO())
+    for _ in range(40):
+        svi.step(SERIES, batch=2)
+    moved = guide.embeddings.z.detach().abs().sum(-1)
+    assert moved.shape == (4,) and (moved > 0).all()
+    assert guide.starts.z.shift.shape == (4, 1)
+    shared = AutoSDE(series, name="shared", amortized_plates=("series",)).setup(SERIES)
+    assert shared.starts.z.shift.shape == (1, 1) and not hasattr(shared.embeddings, "z")
+
+
+def test_latents_are_those_of_the_first_call():
+    guide = AutoSDE(simple).setup(Y)
+    assert set(guide(Y)) == set(guide(None)) == {"z"}
+    trace = poutine.trace(guide).get_trace(None)
+    assert trace.nodes["y"]["mask"] is False
+    mixed_guide = AutoSDE(mixed, name="m").setup(Y)
+    assert set(mixed_guide(None)) == {"scale", "dyn.rate", "z", "trend", "noise"}
+    draws = Predictive(mixed, guide=mixed_guide, num_samples=4)(None)
+    assert draws["y"].shape == (4, 3)
+
+
+def test_controls_of_ones_own():
+    def u(t, z):
+        return 0.3 * z
+
+    net = Net(1)
+    for control in (u, net, MLPControl, functools.partial(MLPControl, hidden=(2, 8, 2))):
+        pyro.clear_param_store()
+        guide = AutoSDE(simple, control=control).setup(Y)
+        loss = TraceSDE_ELBO().loss_and_grads(simple, guide, Y)
+        assert torch.isfinite(torch.tensor(loss))
+    assert guide.controls.z.layers[0].weight.shape == (2, 1)
+    pyro.clear_param_store()
+    guide = AutoSDE(mixed, control={"z": net}).setup(Y)
+    assert guide.controls.z is net and isinstance(guide.controls.trend, MLPControl)
+    with pytest.raises(ValueError, match=r"control names \['w'\]"):
+        AutoSDE(mixed, control={"w": net}).setup(Y)
+
+
+def test_setup_leaves_the_random_state_alone():
+    before = torch.get_rng_state()
+    guide = AutoSDE(series).setup(SERIES)
+    assert torch.equal(before, torch.get_rng_state())
+    names = set(guide.state_dict())
+    svi = SVI(series, guide, pyro.optim.Adam({"lr": 0.01}), TraceSDE_ELBO())
+    svi.step(SERIES)
+    assert set(guide.state_dict()) == names
+    stored = {p.unconstrained() for p in map(pyro.param, pyro.get_param_store().keys())}
+    assert stored == set(guide.parameters())
+
+
+def train(guide, model, y, steps, seed, optim=None):
+    pyro.set_rng_seed(seed)
+    optim = optim or pyro.optim.Adam({"lr": 0.02})
+    svi = SVI(model, guide, optim, TraceSDE_ELBO())
+    return [svi.step(y) for _ in range(steps)], optim
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_param_store_and_optimizer_save_and_go_on_identically(name, tmp_path):
+    model, y = MODELS[name]
+    guide = AutoSDE(model)
+    _, optim = train(guide, model, y, 5, seed=0)
+    pyro.get_param_store().save(tmp_path / "params")
+    optim.save(tmp_path / "optim")
+    expected, _ = train(guide, model, y, 5, seed=1, optim=optim)
+
+    pyro.clear_param_store()
+    pyro.get_param_store().load(tmp_path / "params")
+    again, optim = AutoSDE(model), pyro.optim.Adam({"lr": 0.02})
+    optim.load(tmp_path / "optim")
+    got, _ = train(again, model, y, 5, seed=1, optim=optim)
+    assert got == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_state_dict_and_pickle_go_on_identically(name):
+    model, y = MODELS[name]
+    guide = AutoSDE(model)
+    train(guide, model, y, 5, seed=0)
+    blob, state = pickle.dumps(guide), io.BytesIO()
+    torch.save(guide.state_dict(), state)
+    expected, _ = train(guide, model, y, 5, seed=1)
+
+    pyro.clear_param_store()
+    got, _ = train(pickle.loads(blob), model, y, 5, seed=1)
+    assert got == expected
+
+    pyro.clear_param_store()
+    state.seek(0)
+    fresh = AutoSDE(model).setup(y)
+    fresh.load_state_dict(torch.load(state, weights_only=True))
+    got, _ = train(fresh, model, y, 5, seed=1)
+    assert got == expected
+
+
+def test_plain_torch_optimizer():
+    guide = AutoSDE(mixed).setup(Y)
+    loss_fn = TraceSDE_ELBO(num_particles=8, vectorize_particles=True)(mixed, guide)
+    optimizer = torch.optim.Adam(guide.parameters(), lr=0.03)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = loss_fn(Y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-15:]) < sum(losses[:15])
+
+
+def test_a_seed_reproduces_training():
+    runs = []
+    for _ in range(2):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(3)
+        guide = AutoSDE(mixed, contraction=True)
+        runs.append(train(guide, mixed, Y, 4, seed=3)[0])
+    assert runs[0] == runs[1]
+
+
+def test_a_second_guide_of_the_same_name_is_refused():
+    first = AutoSDE(simple)
+    train(first, simple, Y, 1, seed=0)
+    second = AutoSDE(simple)
+    with pytest.raises(ValueError, match=r"clear_param_store.*name="):
+        train(second, simple, Y, 1, seed=0)
+    train(AutoSDE(simple, name="Second"), simple, Y, 1, seed=0)
+    train(first, simple, Y, 1, seed=0)
+    del first
+    with pytest.raises(ValueError, match="another guide"):
+        train(AutoSDE(simple), simple, Y, 1, seed=0)
+    pyro.clear_param_store()
+    train(second, simple, Y, 1, seed=0)
+
+
+def test_autoguidelist_is_refused():
+    guides = AutoGuideList(mixed)
+    with pytest.raises(TypeError, match="rest="):
+        guides.append(AutoSDE(poutine.block(mixed, expose=["z", "trend"])))
+
+
+def test_models_that_it_cannot_guide():
+    def no_path(y):
+        pyro.sample("x", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match="no latent path site"):
+        AutoSDE(no_path).setup(Y)
+    with pytest.raises(ValueError, match=r"rest=None.*noise"):
+        AutoSDE(mixed, rest=None).setup(Y)
+    with pytest.raises(TypeError, match="control must be callable"):
+        AutoSDE(simple, control=3.0).setup(Y)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_median_and_quantiles(parallel):
+    """Before training they are the prior's: Normal(0, 0.49 / 2) at every time."""
+    guide = AutoSDE(simple).setup(Y)
+    n = 2000 if parallel else 300
+    q = guide.quantiles([0.1, 0.5, 0.9], Y, num_samples=n, parallel=parallel)["z"]
+    assert q.shape == (3, len(GRID), 1)
+    exact = dist.Normal(0.0, (0.49 / 2) ** 0.5).icdf(torch.tensor([0.1, 0.5, 0.9]))
+    # The standard error of a quantile, sqrt(p (1 - p) / n) / density, is at most 1.7 sd / sqrt(n).
+    assert (q.squeeze(-1) - exact.unsqueeze(-1)).abs().max() < 5 * 1.7 * 0.5 / n**0.5
+    median = guide.median(Y, num_samples=20, parallel=parallel)
+    assert median["z"].shape == (len(GRID), 1)
+    both = AutoSDE(mixed, name="m").setup(Y).median(Y, num_samples=5, parallel=parallel)
+    assert set(both) == {"scale", "dyn.rate", "z", "trend", "noise"}
+
+
+def test_module_control_keeps_its_parameters_trainable():
+    """A module passed in by hand is trained in place."""
+
+    class Wrap(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(1)
+
+        def forward(self, t, z):
+            return self.net(t, z)
+
+    control = Wrap()
+    before = [p.detach().clone() for p in control.parameters()]
+    train(AutoSDE(simple, control=control), simple, Y, 3, seed=0)
+    assert all((a != b).any() for a, b in zip(before, control.parameters(), strict=True))

@@ -1,0 +1,274 @@
+"""Path sites among the rest of Pyro: every place where a distribution can be put."""
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import (
+    MCMC,
+    NUTS,
+    SVI,
+    Importance,
+    Predictive,
+    RenyiELBO,
+    Trace_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+)
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
+
+from pyro_sde import AutoSDE, TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, select, time_grid
+from pyro_sde.distributions import (
+    ControlledPath,
+    GeometricBrownianMotion,
+    OrnsteinUhlenbeck,
+)
+
+from .cases import assert_same, loss_and_gradients
+
+T_OBS = torch.tensor([0.3, 0.5, 1.0], dtype=torch.float64)
+GRID = time_grid(0.0, 1.0, dt=0.1, include=T_OBS)
+Y = torch.tensor([0.4, -0.2, 1.1], dtype=torch.float64)
+
+
+def prior():
+    return OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID)
+
+
+def model(y=None):
+    z = pyro.sample("z", prior())
+    with pyro.plate("obs", len(T_OBS)):
+        x = select(z, GRID, T_OBS, plate_dim=-1)[..., 0]
+        return pyro.sample("y", dist.Normal(x, 0.3), obs=y)
+
+
+def guide(y=None):
+    gain = pyro.param("gain", torch.tensor(0.5))
+    pyro.sample("z", ControlledPath(prior(), lambda t, z: gain * (0.5 - z)))
+
+
+ELBOS = {
+    "Trace": Trace_ELBO,
+    "TraceMeanField": TraceMeanField_ELBO,
+    "TraceGraph": TraceGraph_ELBO,
+    "Renyi": lambda **kw: RenyiELBO(alpha=0.5, **{"num_particles": 3, **kw}),
+    "TraceSDE": TraceSDE_ELBO,
+    "TraceMeanFieldSDE": TraceMeanFieldSDE_ELBO,
+}
+
+
+@pytest.mark.parametrize("elbo", ELBOS.values(), ids=ELBOS)
+def test_every_elbo_trains(elbo):
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), elbo())
+    losses = [svi.step(Y) for _ in range(3)]
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert pyro.param("gain").item() != 0.5
+
+
+@pytest.mark.parametrize("elbo", [TraceSDE_ELBO, TraceMeanFieldSDE_ELBO])
+def test_num_particles_vectorized_or_not_agree(elbo):
+    """Means over 400 draws, within 5 standard errors of their difference."""
+    means, variances = [], []
+    for vectorized in (False, True):
+        pyro.set_rng_seed(0)
+        e = elbo(num_particles=20, vectorize_particles=vectorized, max_plate_nesting=1)
+        losses = torch.tensor([e.loss(model, guide, Y) for _ in range(20)])
+        means.append(losses.mean())
+        variances.append(losses.var() / 20)
+    assert abs(means[0] - means[1]) < 5 * (variances[0] + variances[1]).sqrt()
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("auto", [False, True])
+def test_predictive(parallel, auto):
+    q = AutoSDE(model) if auto else guide
+    if auto:
+        q.setup(Y)
+    draws = Predictive(model, guide=q, num_samples=7, parallel=parallel)(None)
+    assert draws["z"].reshape(7, *prior().event_shape).shape == (7, len(GRID), 1)
+    assert draws["y"].shape == (7, 3)
+    assert draws["y"].unique().numel() == 21
+    prior_draws = Predictive(model, num_samples=5, parallel=parallel)(None)
+    assert prior_draws["y"].shape == (5, 3)
+
+
+def test_condition_scale_mask_replay():
+    value = prior().sample()
+    trace = poutine.trace(poutine.condition(model, {"z": value})).get_trace(Y)
+    assert trace.nodes["z"]["is_observed"]
+    torch.testing.assert_close(trace.log_prob_sum(), prior().log_prob(value) + (
+        dist.Normal(select(value, GRID, T_OBS)[..., 0], 0.3).log_prob(Y).sum()
+    ))
+    replayed = poutine.trace(poutine.replay(model, trace=poutine.trace(guide).get_trace(Y)))
+    assert torch.isfinite(replayed.get_trace(Y).log_prob_sum())
+    elbo = TraceSDE_ELBO(max_plate_nesting=1, path_estimator="full")
+    stock = Trace_ELBO(max_plate_nesting=1)
+    for handler in (
+        lambda f: poutine.scale(f, 0.3),
+        lambda f: poutine.mask(f, mask=torch.tensor(False)),
+    ):
+        assert_same(
+            loss_and_gradients(elbo, handler(model), handler(guide), Y),
+            loss_and_gradients(stock, handler(model), handler(guide), Y),
+        )
+    assert elbo.loss(poutine.mask(model, mask=False), poutine.mask(guide, mask=False), Y) == 0
+
+
+def test_an_observed_path_keeps_its_density():
+    """A path that is data is scored as data, beside one that is latent."""
+    seen = prior().sample()
+
+    def both(y=None):
+        model(y)
+        rate = pyro.param("rate", torch.tensor(1.0))
+        pyro.sample("seen", OrnsteinUhlenbeck(rate, 0.0, 0.7, GRID), obs=seen)
+
+    for estimator in ("full", "kl", "stl"):
+        elbo = TraceSDE_ELBO(max_plate_nesting=1, path_estimator=estimator)
+        with_data = loss_and_gradients(elbo, both, guide, Y)
+        without = loss_and_gradients(elbo, model, guide, Y)
+        assert with_data[0] - without[0] == pytest.approx(-prior().log_prob(seen).item())
+        assert with_data[1]["rate"] != 0
+
+
+def test_nuts_samples_a_path():
+    """Posterior mean at the observations against the exact Gaussian one."""
+    pyro.set_rng_seed(0)
+    coarse = time_grid(0.0, 1.0, dt=0.5, include=T_OBS)
+
+    def small(y):
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, coarse))
+        pyro.sample("y", dist.Normal(select(z, coarse, T_OBS)[..., 0], 0.3).to_event(1), obs=y)
+
+    mcmc = MCMC(NUTS(small), num_samples=300, warmup_steps=100, disable_progbar=True)
+    mcmc.run(Y)
+    draws = select(mcmc.get_samples()["z"], coarse, T_OBS)[..., 0]
+    gap = (T_OBS.unsqueeze(-1) - T_OBS).abs()
+    K = 0.49 / 2 * torch.exp(-gap)
+    mean = K @ torch.linalg.solve(K + 0.09 * torch.eye(3), Y)
+    sd = (K - K @ torch.linalg.solve(K + 0.09 * torch.eye(3), K)).diagonal().sqrt()
+    # 300 correlated draws count for at least 60 independent ones here.
+    assert ((draws.mean(0) - mean).abs() < 5 * sd / 60**0.5).all()
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_importance_weights_estimate_the_evidence(auto):
+    """log of the mean weight, within 5 standard errors of the exact evidence."""
+    pyro.set_rng_seed(1)
+    q = AutoSDE(model).setup(Y) if auto else guide
+    n = 600
+    weights = torch.stack([w for _, w in Importance(model, q, num_samples=n)._traces(Y)]).detach()
+    gap = (T_OBS.unsqueeze(-1) - T_OBS).abs()
+    K = 0.49 / 2 * torch.exp(-gap) + 0.09 * torch.eye(3)
+    exact = dist.MultivariateNormal(torch.zeros(3), K).log_prob(Y)
+    ratio = (weights - exact).exp()
+    assert abs(ratio.mean() - 1) < 5 * ratio.std() / n**0.5
+
+
+@pytest.mark.parametrize("auto", [AutoNormal, AutoDelta])
+def test_other_autoguides_over_a_path(auto):
+    q = auto(model)
+    for elbo in (Trace_ELBO(), TraceSDE_ELBO()):
+        svi = SVI(model, q, pyro.optim.Adam({"lr": 0.05}), elbo)
+        losses = torch.tensor([svi.step(Y) for _ in range(150)])
+        assert losses[-30:].mean() < losses[:30].mean()
+        pyro.clear_param_store()
+        q = auto(model)
+
+
+@pytest.mark.parametrize("transform", [ExpTransform(), SigmoidTransform(), AffineTransform(1, -2)])
+@pytest.mark.parametrize("estimator", ["full", "kl", "stl"])
+def test_a_path_under_a_bijection_is_a_path(transform, estimator):
+    """Guide, ELBO and Predictive see through it: same loss as with the bijection in the model."""
+
+    def outside(y):
+        x = pyro.sample("z", dist.TransformedDistribution(prior(), [transform]))
+        pyro.sample("y", dist.Normal(x[..., -1, 0], 0.3), obs=y)
+
+    def inside(y):
+        x = transform(pyro.sample("z", prior()))
+        pyro.sample("y", dist.Normal(x[..., -1, 0], 0.3), obs=y)
+
+    y = torch.tensor(0.6)
+    elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
+    results = []
+    for m in (outside, inside):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        q = AutoSDE(m).setup(y)
+        _shake(q)
+        results.append(loss_and_gradients(elbo, m, q, y))
+        draws = Predictive(m, guide=q, num_samples=3)(y)
+        assert m is inside or all(transform.codomain.check(draws["z"]).flatten())
+    assert_same(*results)
+
+    def by_hand(y):
+        gain = pyro.param("gain", torch.tensor(0.5))
+        q = ControlledPath(prior(), lambda t, z: gain * (0.5 - z))
+        pyro.sample("z", dist.TransformedDistribution(q, [transform]))
+
+    if estimator == "full":
+        assert_same(
+            loss_and_gradients(elbo, outside, by_hand, y),
+            loss_and_gradients(Trace_ELBO(max_plate_nesting=0), outside, by_hand, y),
+        )
+
+
+def _shake(module):
+    """Move every parameter away from its start, the same way each time."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator))
+
+
+def test_geometric_brownian_motion_site():
+    def price(y):
+        x = pyro.sample("x", GeometricBrownianMotion(0.3, GRID, 2.0, drift=0.1))
+        pyro.sample("y", dist.Normal(x[..., -1, 0], 0.1), obs=y)
+
+    y = torch.tensor(3.0)
+    q = AutoSDE(price)
+    svi = SVI(
+        price,
+        q,
+        pyro.optim.Adam({"lr": 0.02}),
+        TraceSDE_ELBO(num_particles=8, vectorize_particles=True),
+    )
+    losses = torch.tensor([svi.step(y) for _ in range(60)])
+    assert losses[-10:].mean() < losses[:10].mean() - 1
+    assert (q(y)["x"] > 0).all()
+
+
+@pytest.mark.parametrize("wrap", ["mask", "to_event", "expand"])
+def test_wrapped_paths_are_found(wrap):
+    keep = torch.tensor([True, False, True])
+    y = torch.tensor([0.5, 0.1, -0.3])
+
+    def path():
+        p = prior().expand((3,))
+        return {"mask": p.mask(keep), "to_event": p.to_event(1), "expand": p}[wrap]
+
+    def m(y):
+        if wrap == "to_event":
+            z = pyro.sample("z", path())
+            pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3).to_event(1), obs=y)
+        else:
+            with pyro.plate("series", 3):
+                z = pyro.sample("z", path())
+                pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3).mask(keep), obs=y)
+
+    q = AutoSDE(m).setup(y)
+    _shake(q)
+    options = {"max_plate_nesting": 1}
+    full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), m, q, y)
+    assert_same(full, loss_and_gradients(Trace_ELBO(**options), m, q, y))
+    if wrap == "mask":
+        # What is masked has no influence at all: its embedding gets no gradient.
+        for estimator in ("full", "kl", "stl"):
+            elbo = TraceSDE_ELBO(path_estimator=estimator, **options)
+            _, grads = loss_and_gradients(elbo, m, q, y)
+            e = grads["AutoSDE.embeddings.z"]
+            assert (e[1] == 0).all() and (e[0] != 0).any()
