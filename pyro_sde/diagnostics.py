@@ -55,6 +55,8 @@ def gradient_variance(
             params = {
                 name: site["value"].unconstrained() for name, site in capture.trace.nodes.items()
             }
+            if not params:
+                raise ValueError("neither model nor guide has a parameter")
             for p in params.values():
                 kept.setdefault(p, p.grad)
             zero_grads(params.values())
@@ -71,7 +73,5 @@ def gradient_variance(
         for p, grad in kept.items():
             p.grad = grad
     variance = {name: s / (num_samples - 1) for name, s in squares.items()}
-    if not variance:
-        raise ValueError("neither model nor guide has a parameter")
     mean = float(torch.cat([v.flatten() for v in variance.values()]).mean())
     return GradientVariance(variance, average, mean)

@@ -1,0 +1,227 @@
+"""Bad input is refused: the argument, the value found, the remedy."""
+
+import functools
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import JitTrace_ELBO, JitTraceMeanField_ELBO, Trace_ELBO, TraceEnum_ELBO
+from torch.distributions.transforms import ExpTransform
+
+from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO, girsanov, time_grid
+from pyro_sde.diagnostics import gradient_variance
+from pyro_sde.distributions import (
+    BrownianMotion,
+    ControlledPath,
+    GeometricBrownianMotion,
+    OrnsteinUhlenbeck,
+    SDEPath,
+)
+
+GRID = torch.linspace(0.0, 1.0, 6, dtype=torch.float64)
+
+
+def brownian(times=GRID, **options):
+    return BrownianMotion(**{"scale": 1.0, "times": times, "initial": torch.zeros(1), **options})
+
+
+def raises(message, f, error=ValueError):
+    with pytest.raises(error, match=message):
+        f()
+
+
+@pytest.mark.parametrize(
+    "times, message",
+    [
+        (torch.tensor([0.0, 0.5, 0.3]), r"times\[2\]=0.3 follows times\[1\]=0.5.*time_grid"),
+        (torch.tensor([0.0, 0.5, 0.5]), r"times must increase strictly"),
+        (torch.tensor([[0.0, 1.0], [2.0, 1.0]]), r"times\[1, 1\]=1 follows times\[1, 0\]=2"),
+        (torch.tensor([0.0, math.nan]), "times must be finite"),
+        (torch.tensor([0.0, math.inf]), "times must be finite"),
+        (torch.tensor([0.0]), r"at least two points.*\(1,\)"),
+        (torch.tensor(0.0), "at least two points"),
+    ],
+)
+def test_times(times, message):
+    raises(message, lambda: brownian(times))
+
+
+def test_parameters():
+    raises("scale must be positive: found 0", lambda: brownian(scale=0.0))
+    raises("scale must be positive: found -1", lambda: brownian(scale=torch.tensor([1.0, -1.0])))
+    raises("scale must be positive", lambda: OrnsteinUhlenbeck(1.0, 0.0, -2.0, GRID))
+    raises("rate must be finite", lambda: OrnsteinUhlenbeck(math.nan, 0.0, 1.0, GRID))
+    raises("needs rate > 0: found rate=0", lambda: OrnsteinUhlenbeck(0.0, 0.0, 1.0, GRID))
+    raises("initial must be positive: found -1", lambda: GeometricBrownianMotion(1.0, GRID, -1.0))
+
+
+def test_shapes():
+    raises(
+        "must broadcast to batch_shape",
+        lambda: OrnsteinUhlenbeck(torch.ones(2), torch.ones(3), 1.0, GRID),
+    )
+    raises("must broadcast together", lambda: brownian(scale=torch.ones(2), initial=torch.ones(3)))
+    raises(
+        "must broadcast together",
+        lambda: brownian(GRID.expand(4, 6), scale=torch.ones(3, 1)),
+    )
+    start = dist.Normal(torch.zeros(3), 1.0)
+    raises(r"event_shape \(D,\).*to_event\(1\)", lambda: brownian(initial=start))
+    start = dist.Normal(torch.zeros(1), 1.0).to_event(1)
+    raises(r"R\^1.*R\^2", lambda: brownian(scale=torch.ones(2), initial=start))
+    raises("no rsample", lambda: brownian(initial=dist.Poisson(torch.ones(1)).to_event(1)))
+
+
+@pytest.mark.parametrize("what", ["drift", "diffusion", "control", "contraction"])
+def test_wrong_shapes_from_callables(what):
+    def wrong(t, z):
+        return torch.zeros(3)
+
+    def make(f):
+        one = lambda t, z: torch.ones_like(z)  # noqa: E731
+        if what == "drift":
+            return SDEPath(f, one, torch.zeros(2), GRID)
+        if what == "diffusion":
+            return SDEPath(one, f, torch.zeros(2), GRID)
+        prior = brownian(initial=torch.zeros(2))
+        if what == "control":
+            return ControlledPath(prior, f)
+        return ControlledPath(prior, one, contraction=f)
+
+    match = rf"{what}\(t, z\) returned shape \(3,\) at t=0 for a state of shape \(2,\)"
+    raises(match, lambda: make(wrong).rsample())
+    raises(rf"{what}\(t, z\) returned shape \(3,\)", lambda: make(wrong).log_prob(torch.zeros(6, 2)))
+
+
+def test_nan_names_the_time():
+    def late(t, z):
+        return torch.where(t > 0.5, torch.full_like(z, math.nan), z)
+
+    raises("drift.*non-finite value at t=0.6", SDEPath(late, lambda t, z: 1.0, 0.0, GRID).rsample)
+    raises("control.*non-finite value at t=0.6", ControlledPath(brownian(), late).rsample)
+    explode = SDEPath(lambda t, z: 1e200 * (1 + z**3), lambda t, z: 1.0, torch.zeros(4, 1), GRID)
+    raises("drift.*non-finite value at t=", explode.rsample)
+    bad = SDEPath(lambda t, z: z, lambda t, z: 0.5 - t, torch.zeros(1), GRID)
+    raises("scale of SDEPath must be positive: found -0.04.* at t=0.6", bad.rsample)
+    raises("scale of SDEPath must be positive", lambda: bad.log_prob(torch.zeros(6, 1)))
+
+
+def test_arguments_of_the_wrong_kind():
+    raises("drift must be a callable", lambda: SDEPath(1.0, 1.0, 0.0, GRID), TypeError)
+    raises("control must be a callable", lambda: ControlledPath(brownian(), 1.0), TypeError)
+    wrapped = dist.TransformedDistribution(brownian(), [ExpTransform()])
+    raises("control the path inside", lambda: ControlledPath(wrapped, lambda t, z: z), TypeError)
+    both = ControlledPath(brownian(), lambda t, z: z, contraction=True)
+    raises(r"must return a pair \(u, log c\)", both.rsample)
+    raises("path_estimator must be one of.*'lst'", lambda: TraceSDE_ELBO(path_estimator="lst"))
+    raises("hidden must name", lambda: MLPControl(1, hidden=()))
+    raises("span must be an increasing pair", lambda: MLPControl(1, span=(1.0, 1.0)))
+    raises("num_samples must be at least 2", lambda: gradient_variance(None, None, None, num_samples=1))
+
+
+def test_fixed_starts():
+    p = brownian(initial=torch.ones(1))
+    raises("starts 1.* away from initial.*Distribution", lambda: p.log_prob(torch.zeros(6, 1)))
+    loose = brownian(initial=torch.ones(1), validate_args=False)
+    assert loose.log_prob(torch.zeros(6, 1)) == -math.inf
+    q = ControlledPath(brownian(), lambda t, z: z, initial=dist.Normal(0.0, 1.0))
+    elbo = TraceSDE_ELBO(max_plate_nesting=0)
+    raises(
+        "starts at a fixed point.*KL is infinite",
+        lambda: elbo.loss(lambda: pyro.sample("z", p), lambda: pyro.sample("z", q)),
+    )
+
+
+def elbo_of(q, p, **options):
+    elbo = TraceSDE_ELBO(max_plate_nesting=0, **options)
+    return elbo.loss(lambda: pyro.sample("z", p), lambda: pyro.sample("z", q))
+
+
+@pytest.mark.parametrize("estimator", ["kl", "full", "stl"])
+def test_different_diffusion(estimator):
+    p = brownian()
+    q = SDEPath(lambda t, z: -z, lambda t, z: 1.01, torch.zeros(1), GRID)
+    raises(
+        "diffusion differs.*by up to 0.01.*step 0.*infinite.*ControlledPath",
+        lambda: elbo_of(q, p, path_estimator=estimator),
+    )
+    raises("diffusion differs", lambda: girsanov(q, p, q.sample()))
+
+
+def test_pairs_that_do_not_match():
+    q = ControlledPath(brownian(2 * GRID), lambda t, z: z)
+    raises("different time grids", lambda: elbo_of(q, brownian()))
+    up = functools.partial(dist.TransformedDistribution, transforms=[ExpTransform()])
+    raises("under different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1)))
+    raises("must both be path", lambda: girsanov(dist.Normal(0, 1), brownian(), GRID), TypeError)
+    p = brownian().expand((2,))
+    raises("different masks", lambda: girsanov(p, p.mask(torch.tensor([True, False])), p.sample()))
+    with pytest.raises(ValueError, match="another scale in the model"):
+        TraceSDE_ELBO(max_plate_nesting=0).loss(
+            pyro.poutine.scale(lambda: pyro.sample("z", brownian()), 0.5),
+            lambda: pyro.sample("z", brownian()),
+        )
+    mix = torch.distributions.transforms.SoftmaxTransform()
+    bad = lambda: pyro.sample("z", dist.TransformedDistribution(brownian(), [mix]))  # noqa: E731
+    raises("only be transformed elementwise", lambda: AutoSDE(bad).setup())
+
+
+def model():
+    z = pyro.sample("z", brownian())
+    pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3), obs=torch.tensor(0.5))
+
+
+def guide():
+    gain = pyro.param("gain", torch.tensor(0.5))
+    pyro.sample("z", ControlledPath(brownian(), lambda t, z: -gain * z))
+
+
+@pytest.mark.parametrize("auto", [False, True])
+@pytest.mark.parametrize(
+    "elbo", [TraceEnum_ELBO, JitTrace_ELBO, JitTraceMeanField_ELBO], ids=lambda e: e.__name__
+)
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_elbos_that_would_ignore_the_estimators(elbo, auto):
+    q = AutoSDE(model) if auto else guide
+    # Of messengers in TraceEnum_ELBO, Pyro itself says so before we can.
+    by_pyro = auto and elbo is TraceEnum_ELBO
+    raises(
+        "does not support GuideMessenger" if by_pyro else "Use TraceSDE_ELBO",
+        lambda: elbo(max_plate_nesting=0).loss_and_grads(model, q),
+        NotImplementedError,
+    )
+
+
+def test_mixing_with_an_unsupported_elbo():
+    from pyro_sde.infer.elbo import _PathELBO
+
+    raises("build on Trace_ELBO", lambda: type("E", (_PathELBO, TraceEnum_ELBO), {}), TypeError)
+    raises("build on Trace_ELBO", lambda: type("E", (_PathELBO, JitTrace_ELBO), {}), TypeError)
+    assert type("E", (_PathELBO, Trace_ELBO), {})().path_estimator == "stl"
+
+
+def test_nothing_is_lost_when_a_control_fails():
+    """An error in the middle of training leaves guide and store as they were."""
+    broken = False
+
+    def control(t, z):
+        return torch.full_like(z, math.nan) if broken else -gain * z
+
+    gain = torch.nn.Parameter(torch.ones(()))
+    q = AutoSDE(model, control=control)
+    elbo = TraceSDE_ELBO(max_plate_nesting=0)
+    elbo.loss(model, q)
+    broken = True
+    raises("non-finite value at t=0", lambda: elbo.loss(model, q))
+    broken = False
+    assert math.isfinite(elbo.loss(model, q))
+
+
+def test_time_grid_arguments():
+    raises("start must be below end", lambda: time_grid(1.0, 1.0, dt=0.1))
+    raises("dt must be positive: found 0", lambda: time_grid(0.0, 1.0, dt=0.0))
+    raises(r"2 times outside \[0, 1\], the first -0.5", lambda: time_grid(0, 1, dt=0.1, include=[-0.5, 2.0]))
+    raises("include must be finite", lambda: time_grid(0, 1, dt=0.1, include=[math.nan]))

@@ -1,0 +1,93 @@
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_sde import select, time_grid
+from pyro_sde.distributions import BrownianMotion
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grid_contains_the_included_times_exactly(dtype):
+    include = torch.rand(50, dtype=dtype) * 3
+    grid = time_grid(0.0, 3.0, dt=0.05, include=include)
+    assert grid.dtype == dtype
+    assert torch.isin(include, grid).all()
+    assert grid[0] == 0 and grid[-1] == 3
+    steps = grid.diff()
+    assert (steps > 0).all() and steps.max() <= 0.05 + 1e-6
+
+
+def test_near_duplicates_are_merged():
+    include = torch.tensor([0.5, 0.5, 0.5 + 4e-7, 0.25 + 4e-7, 1.0 - 1e-8])
+    grid = time_grid(0.0, 1.0, dt=0.25, include=include)
+    expected = torch.tensor([0.0, 0.25 + 4e-7, 0.5, 0.75, 1.0 - 1e-8])
+    assert torch.equal(grid, expected)
+    path = grid.unsqueeze(-1)
+    assert torch.equal(select(path, grid, include)[:, 0], grid[[2, 2, 2, 1, 4]])
+
+
+def test_equal_steps_divide_the_span():
+    grid = time_grid(0.0, 3.0, dt=0.025)
+    assert len(grid) == 121
+    torch.testing.assert_close(grid.diff(), torch.full((120,), 0.025), rtol=1e-9, atol=0)
+    assert len(time_grid(0.0, 1.0, dt=0.3)) == 5  # four steps of 0.25
+    assert torch.equal(time_grid(-1.0, 1.0, dt=5.0, include=[]), torch.tensor([-1.0, 1.0]))
+
+
+def test_large_times_in_single_precision():
+    """Around 2e9 float32 cannot tell apart times 128 apart: the tolerance follows."""
+    start = 2.0e9
+    include = torch.tensor([start + 1e6, start + 2.5e6], dtype=torch.float32)
+    grid = time_grid(start, start + 4e6, dt=1e6, include=include)
+    assert (grid.diff() > 0).all() and torch.isin(include, grid).all()
+
+
+def test_select():
+    grid = time_grid(0.0, 1.0, dt=0.1, include=[0.33, 0.77])
+    path = torch.randn(4, 2, len(grid), 3)
+    at = torch.tensor([0.77, 0.0, 0.33, 1.0, 0.33])
+    index = [int((grid - t).abs().argmin()) for t in at]
+    assert torch.equal(select(path, grid, at), path[:, :, index])
+    assert select(path, grid, at[:0]).shape == (4, 2, 0, 3)
+    with pytest.raises(ValueError, match=r"2 times that are not on the grid, the first 0.15.*incl"):
+        select(path, grid, torch.tensor([0.1, 0.15, 1.2]))
+    with pytest.raises(ValueError, match="path has 5 states"):
+        select(path[..., :5, :], grid, at)
+
+
+def test_select_with_a_grid_for_every_series():
+    times = torch.stack([torch.linspace(0, 1, 5), torch.linspace(0, 2, 5)])
+    at = torch.tensor([[0.25, 1.0], [0.5, 0.0]])
+    path = torch.randn(7, 2, 5, 3)
+    values = select(path, times, at)
+    assert values.shape == (7, 2, 2, 3)
+    assert torch.equal(values[:, 0], path[:, 0, [1, 4]])
+    assert torch.equal(values[:, 1], path[:, 1, [1, 0]])
+
+
+@pytest.mark.parametrize("outer", [None, -2])
+@pytest.mark.parametrize("plate_dim", [-1, -2])
+def test_select_into_a_plate(outer, plate_dim):
+    """Observations in a plate of their own, the path outside of it, particles or not."""
+    if outer is not None:
+        outer = plate_dim - 1
+    grid = time_grid(0.0, 1.0, dt=0.25)
+    at = torch.tensor([0.25, 0.5, 1.0])
+
+    def model():
+        z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+        with pyro.plate("obs", 3, dim=plate_dim):
+            loc = select(z, grid, at, plate_dim=plate_dim)[..., 0]
+            return pyro.sample("y", dist.Normal(loc, 0.1))
+
+    particles = pyro.plate("particles", 5, dim=outer) if outer else pyro.plate("p", 1, dim=-4)
+    with particles:
+        trace = pyro.poutine.trace(model).get_trace()
+    y = trace.nodes["y"]["fn"]
+    expected = ((5,) if outer else ()) + (3,) + (1,) * (-plate_dim - 1)
+    assert y.batch_shape[-len(expected) :] == expected
+    rows = trace.nodes["z"]["value"].reshape(-1, 5, 1)
+    assert torch.equal(y.mean.reshape(len(rows), 3), rows[:, [1, 2, 4], 0])
+    with pytest.raises(ValueError, match="must be negative"):
+        select(trace.nodes["z"]["value"], grid, at, plate_dim=0)
