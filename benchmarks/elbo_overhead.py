@@ -92,7 +92,9 @@ def main(args: argparse.Namespace) -> dict[str, float]:
             control.zero_grad()
     medians = {name: statistics.median(s[2:]) for name, s in seconds.items()}
     ratios = {name: m / medians["bare"] for name, m in medians.items()}
-    print(f"{args.steps} steps, {args.batch} paths, control 3-{args.width}-{args.width}-1, ", end="")
+    print(
+        f"{args.steps} steps, {args.batch} paths, control 3-{args.width}-{args.width}-1, ", end=""
+    )
     print(f"{args.threads} threads, median of {args.repeats}")
     for name in variants:
         print(f"{name:5s} {medians[name] * 1e3:8.1f} ms   {ratios[name]:5.2f} x bare loop")

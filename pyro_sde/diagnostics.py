@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
-from pyro.infer import ELBO
 from pyro.infer.util import zero_grads
 from torch import Tensor
 
@@ -26,7 +25,7 @@ class GradientVariance(NamedTuple):
 
 
 def gradient_variance(
-    elbo: ELBO,
+    elbo: Any,
     model: Callable,
     guide: Callable,
     *args: Any,
@@ -46,15 +45,16 @@ def gradient_variance(
     """
     if num_samples < 2:
         raise ValueError(f"num_samples must be at least 2 for a variance: found {num_samples}")
-    count, average, squares = 0, {}, {}
+    count = 0
+    average: dict[str, Tensor] = {}
+    squares: dict[str, Tensor] = {}
     kept: dict[Tensor, Tensor | None] = {}
     try:
         for _ in range(num_samples):
             with poutine.trace(param_only=True) as capture:
                 loss = elbo.differentiable_loss(model, guide, *args, **kwargs)
-            params = {
-                name: site["value"].unconstrained() for name, site in capture.trace.nodes.items()
-            }
+            sites: dict[str, Any] = dict(capture.trace.nodes)
+            params = {name: site["value"].unconstrained() for name, site in sites.items()}
             if not params:
                 raise ValueError("neither model nor guide has a parameter")
             for p in params.values():
@@ -68,7 +68,7 @@ def gradient_variance(
                 m = average.get(name, torch.zeros_like(g))
                 delta = g - m
                 average[name] = m + delta / count
-                squares[name] = squares.get(name, 0.0) + delta * (g - average[name])
+                squares[name] = squares.get(name, torch.zeros_like(g)) + delta * (g - average[name])
     finally:
         for p, grad in kept.items():
             p.grad = grad

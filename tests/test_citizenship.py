@@ -98,9 +98,11 @@ def test_condition_scale_mask_replay():
     value = prior().sample()
     trace = poutine.trace(poutine.condition(model, {"z": value})).get_trace(Y)
     assert trace.nodes["z"]["is_observed"]
-    torch.testing.assert_close(trace.log_prob_sum(), prior().log_prob(value) + (
-        dist.Normal(select(value, GRID, T_OBS)[..., 0], 0.3).log_prob(Y).sum()
-    ))
+    torch.testing.assert_close(
+        trace.log_prob_sum(),
+        prior().log_prob(value)
+        + (dist.Normal(select(value, GRID, T_OBS)[..., 0], 0.3).log_prob(Y).sum()),
+    )
     replayed = poutine.trace(poutine.replay(model, trace=poutine.trace(guide).get_trace(Y)))
     assert torch.isfinite(replayed.get_trace(Y).log_prob_sum())
     elbo = TraceSDE_ELBO(max_plate_nesting=1, path_estimator="full")

@@ -92,7 +92,9 @@ def test_wrong_shapes_from_callables(what):
 
     match = rf"{what}\(t, z\) returned shape \(3,\) at t=0 for a state of shape \(2,\)"
     raises(match, lambda: make(wrong).rsample())
-    raises(rf"{what}\(t, z\) returned shape \(3,\)", lambda: make(wrong).log_prob(torch.zeros(6, 2)))
+    raises(
+        rf"{what}\(t, z\) returned shape \(3,\)", lambda: make(wrong).log_prob(torch.zeros(6, 2))
+    )
 
 
 def test_nan_names_the_time():
@@ -117,8 +119,10 @@ def test_arguments_of_the_wrong_kind():
     raises(r"must return a pair \(u, log c\)", both.rsample)
     raises("path_estimator must be one of.*'lst'", lambda: TraceSDE_ELBO(path_estimator="lst"))
     raises("hidden must name", lambda: MLPControl(1, hidden=()))
-    raises("span must be an increasing pair", lambda: MLPControl(1, span=(1.0, 1.0)))
-    raises("num_samples must be at least 2", lambda: gradient_variance(None, None, None, num_samples=1))
+    raises("times must be an increasing grid", lambda: MLPControl(1, times=(1.0, 1.0)))
+    raises(
+        "num_samples must be at least 2", lambda: gradient_variance(None, None, None, num_samples=1)
+    )
 
 
 def test_fixed_starts():
@@ -154,7 +158,9 @@ def test_pairs_that_do_not_match():
     q = ControlledPath(brownian(2 * GRID), lambda t, z: z)
     raises("different time grids", lambda: elbo_of(q, brownian()))
     up = functools.partial(dist.TransformedDistribution, transforms=[ExpTransform()])
-    raises("under different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1)))
+    raises(
+        "under different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1))
+    )
     raises("must both be path", lambda: girsanov(dist.Normal(0, 1), brownian(), GRID), TypeError)
     p = brownian().expand((2,))
     raises("different masks", lambda: girsanov(p, p.mask(torch.tensor([True, False])), p.sample()))
@@ -223,5 +229,8 @@ def test_nothing_is_lost_when_a_control_fails():
 def test_time_grid_arguments():
     raises("start must be below end", lambda: time_grid(1.0, 1.0, dt=0.1))
     raises("dt must be positive: found 0", lambda: time_grid(0.0, 1.0, dt=0.0))
-    raises(r"2 times outside \[0, 1\], the first -0.5", lambda: time_grid(0, 1, dt=0.1, include=[-0.5, 2.0]))
+    raises(
+        r"2 times outside \[0, 1\], the first -0.5",
+        lambda: time_grid(0, 1, dt=0.1, include=[-0.5, 2.0]),
+    )
     raises("include must be finite", lambda: time_grid(0, 1, dt=0.1, include=[math.nan]))

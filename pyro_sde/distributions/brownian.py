@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pyro.distributions import Distribution, TransformedDistribution
+from pyro.distributions import TransformedDistribution
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ExpTransform
 
 from .path import PathDistribution, Step
@@ -91,7 +91,7 @@ class GeometricBrownianMotion(TransformedDistribution):
         validate_args: bool | None = None,
     ) -> None:
         (scale, drift), _ = as_parameters(scale=scale, drift=drift)
-        if isinstance(initial, torch.distributions.Distribution):
+        if isinstance(initial, Distribution):
             start: Any = TransformedDistribution(initial, [ExpTransform().inv])
         else:
             start = torch.as_tensor(initial, dtype=scale.dtype)
@@ -114,7 +114,7 @@ class GeometricBrownianMotion(TransformedDistribution):
     @property
     def mean(self) -> Tensor:
         start = self._start
-        if isinstance(start, torch.distributions.Distribution):
+        if isinstance(start, Distribution):
             start = start.mean
         start = torch.as_tensor(start, dtype=self.scale.dtype)
         mean = with_time(start) * self._growth()
@@ -124,6 +124,6 @@ class GeometricBrownianMotion(TransformedDistribution):
     def variance(self) -> Tensor:
         spread = (with_time(self.scale).square() * self.base_dist.elapsed()).exp()
         var = self.mean.square() * (spread - 1)
-        if isinstance(self._start, torch.distributions.Distribution):
+        if isinstance(self._start, Distribution):
             var = var + with_time(self._start.variance) * self._growth().square() * spread
         return var

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pyro.distributions import Distribution
 from torch import Tensor
+from torch.distributions import Distribution
 
 from .path import Draw, PathDistribution
 from .util import check_shape

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from pyro.distributions import Distribution, Normal
+from pyro.distributions import Normal
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from .path import PathDistribution, Step
 from .util import as_parameters, phi, with_time

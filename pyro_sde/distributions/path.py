@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pyro.distributions import Distribution, TorchDistribution
+from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from .guard import refuse_unsupported_inference, scoring_is_deferred
 
@@ -93,7 +93,8 @@ class PathDistribution(TorchDistribution):
             ) from e
         self.initial = _expand_initial(initial, shape)
         self._origin = _Origin()
-        super().__init__(shape[:-1], (self.times.shape[-1], shape[-1]), validate_args)
+        event_shape = torch.Size((self.times.shape[-1], shape[-1]))
+        super().__init__(shape[:-1], event_shape, validate_args)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and scale of the state a time ``dt`` after it was ``z`` at time ``t``.
@@ -235,7 +236,7 @@ def _check_times(times: Tensor) -> Tensor:
 
 
 def _initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
-    if not isinstance(initial, torch.distributions.Distribution):
+    if not isinstance(initial, Distribution):
         return tuple(torch.as_tensor(initial).shape) or (1,)
     if not initial.has_rsample:
         raise ValueError(
@@ -256,7 +257,7 @@ def _initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
 def _expand_initial(
     initial: Tensor | float | Distribution, shape: tuple[int, ...]
 ) -> Tensor | Distribution:
-    if not isinstance(initial, torch.distributions.Distribution):
+    if not isinstance(initial, Distribution):
         value = torch.as_tensor(initial)
         if not value.is_floating_point():
             value = value.to(torch.get_default_dtype())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyro.distributions import Distribution
 from torch import Tensor
+from torch.distributions import Distribution
 
 from .path import PathDistribution
 from .util import check_shape

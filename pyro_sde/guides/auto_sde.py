@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.distributions import Distribution, Normal
+from pyro.distributions import Normal
 from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.effect import AutoMessenger
@@ -19,6 +19,7 @@ from pyro.nn.module import PyroModule, PyroParam, pyro_method
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from ..distributions import ControlledPath
 from ..distributions.wrapping import WrappedPath, unwrap
@@ -29,7 +30,7 @@ from .visibility import Rehearsal, Veil, is_recorded
 __all__ = ["AutoSDE"]
 
 
-class AutoSDE(AutoMessenger):
+class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
     r"""A guide whose path sites follow the posterior SDE: the model's own process pushed by a
     learned control u(t, z), that is, with the drift
 
@@ -141,11 +142,9 @@ class AutoSDE(AutoMessenger):
         if isinstance(self._control, Mapping):
             unknown = sorted(set(self._control) - set(paths))
             if unknown:
-                raise ValueError(
-                    f"control names {unknown}, but the path sites are {sorted(paths)}"
-                )
+                raise ValueError(f"control names {unknown}, but the path sites are {sorted(paths)}")
 
-    def _build(self, name: str, wrapped: WrappedPath, site: dict) -> None:
+    def _build(self, name: str, wrapped: WrappedPath, site: Any) -> None:
         path = wrapped.path
         dim, dtype = path.event_shape[-1], path.times.dtype
         shape = self._local_shape(wrapped, site)
@@ -156,8 +155,10 @@ class AutoSDE(AutoMessenger):
         if isinstance(control, type) or (
             isinstance(control, functools.partial) and isinstance(control.func, type)
         ):
-            span = (float(path.times.min()), float(path.times.max()))
-            control = control(dim, span=span, context=embedding, contraction=self.contraction)
+            times = path.times
+            if times.dim() > 1:  # every series has a grid of its own: spread one over them all
+                times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
+            control = control(dim, times=times, context=embedding, contraction=self.contraction)
             control = control.to(device=path.times.device, dtype=dtype)
             if embedding:
                 zeros = torch.zeros((*shape, embedding), dtype=dtype, device=path.times.device)
@@ -175,7 +176,7 @@ class AutoSDE(AutoMessenger):
                 param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
                 deep_setattr(self.starts, f"{name}.{part}", param)
 
-    def _local_shape(self, wrapped: WrappedPath, site: dict) -> torch.Size:
+    def _local_shape(self, wrapped: WrappedPath, site: Any) -> torch.Size:
         """The batch shape of a site's parameters: plates at their full size."""
         shape = list(wrapped.path.batch_shape)
         for frame in site["cond_indep_stack"]:
@@ -186,7 +187,9 @@ class AutoSDE(AutoMessenger):
         return torch.Size(shape)
 
     @pyro_method
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def __call__(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """Draw the latents from the posterior, and run the model on them.
 
         :returns: A dict from latent site names to values.
@@ -251,6 +254,7 @@ class AutoSDE(AutoMessenger):
 
     def get_traces(self) -> tuple[Trace, Trace]:
         model_trace, guide_trace = prune_subsample_sites(self.trace), Trace()
+        site: Any
         for name, site in list(model_trace.nodes.items()):
             if site["type"] == "sample" and "prior" in site["infer"]:
                 guide_trace.add_node(name, **site)
@@ -315,7 +319,7 @@ def _get(module: nn.Module, name: str) -> Any:
         return None
 
 
-def _hide_all_but(names: frozenset[str], msg: dict) -> bool:
+def _hide_all_but(names: frozenset[str], msg: Any) -> bool:
     """Hide the paths, and what was observed when the guide was set up, from the rest guide."""
     if msg["type"] != "sample" or site_is_subsample(msg):
         return False
@@ -337,5 +341,3 @@ def _location_and_scale(prior: Distribution) -> tuple[Tensor, Tensor]:
             return loc, scale
     shape = prior.batch_shape + prior.event_shape
     return torch.zeros(shape), torch.ones(shape)
-
-

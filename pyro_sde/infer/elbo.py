@@ -87,12 +87,13 @@ class _PathELBO:
             guide_site["fn"], model_site["fn"], guide_site["value"], self.path_estimator
         )
         scaled = scale_and_mask(term, guide_site["scale"], guide_site["mask"])
+        no_score: Any = 0  # a path is always reparametrised
         guide_site.update(
             path_divergence=term,
             unscaled_log_prob=term,
             log_prob=scaled,
             log_prob_sum=scaled.sum(),
-            score_parts=ScoreParts(scaled, 0, scaled),
+            score_parts=ScoreParts(scaled, no_score, scaled),
         )
         zero = torch.zeros_like(term)
         model_site.update(unscaled_log_prob=zero, log_prob=zero, log_prob_sum=zero.sum())

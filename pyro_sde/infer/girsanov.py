@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from pyro.distributions import Distribution, Normal
+from pyro.distributions import Normal
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import Distribution, Independent, kl_divergence
 
 from ..distributions.controlled import ControlledPath
 from ..distributions.path import PathDistribution
@@ -189,7 +189,7 @@ def _compare_transitions(q: PathDistribution, p: PathDistribution, value: Tensor
     def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
         by_mean = by_w / scale_p.detach()
         by_scale = by_mean * w.detach()
-        slopes_q = (by_mean,)
+        slopes_q: tuple[Tensor, ...] = (by_mean,)
         if by_log_c is not None:
             by_scale = by_scale + by_log_c / scale_p.detach()
             slopes_q = (by_mean, by_log_c / scale_q.detach())
@@ -252,8 +252,8 @@ def _initial_divergence(
     return _stopped_log_prob(q0, z0) - p0.log_prob(z0)
 
 
-def _is_normal(d: Distribution) -> bool:
-    return isinstance(d, torch.distributions.Independent) and type(d.base_dist) is Normal
+def _is_normal(d: Distribution) -> TypeGuard[Independent]:
+    return isinstance(d, Independent) and type(d.base_dist) is Normal
 
 
 def _normal_start(q0: Normal, p0: Normal, z0: Tensor) -> _Steps:
@@ -261,7 +261,7 @@ def _normal_start(q0: Normal, p0: Normal, z0: Tensor) -> _Steps:
     w = (q0.loc - p0.loc) / p0.scale
     log_c = q0.scale.log() - p0.scale.log()
     eps = (z0 - q0.loc) / q0.scale
-    return _Steps(*(x.unsqueeze(0) for x in (w, log_c, eps)), taps=lambda *_: ())
+    return _Steps(w.unsqueeze(0), log_c.unsqueeze(0), eps.unsqueeze(0), taps=lambda *_: ())
 
 
 def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:

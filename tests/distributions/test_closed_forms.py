@@ -27,9 +27,7 @@ def ou_covariance(rate, scale, times):
 def test_ou_is_the_gaussian_process(rate):
     """Joint density at irregular times: the MultivariateNormal of the kernel, to 1e-9."""
     path = OrnsteinUhlenbeck(rate, 0.3, 0.7, IRREGULAR)
-    exact = dist.MultivariateNormal(
-        torch.full((6,), 0.3), ou_covariance(rate, 0.7, IRREGULAR)
-    )
+    exact = dist.MultivariateNormal(torch.full((6,), 0.3), ou_covariance(rate, 0.7, IRREGULAR))
     value = path.sample((100,))
     torch.testing.assert_close(
         path.log_prob(value), exact.log_prob(value[..., 0]), rtol=1e-9, atol=1e-9

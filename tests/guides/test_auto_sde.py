@@ -41,9 +41,7 @@ def mixed(y=None):
     """Latents upstream of a path and beside it, and a second path."""
     scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
     rate = pyro.sample("dyn.rate", dist.Gamma(2.0, 2.0))
-    z = pyro.sample(
-        "z", OrnsteinUhlenbeck(rate.unsqueeze(-1), 0.0, scale.unsqueeze(-1), GRID)
-    )
+    z = pyro.sample("z", OrnsteinUhlenbeck(rate.unsqueeze(-1), 0.0, scale.unsqueeze(-1), GRID))
     b = pyro.sample("trend", BrownianMotion(scale.unsqueeze(-1), GRID, torch.zeros(1)))
     noise = pyro.sample("noise", dist.HalfNormal(1.0))
     x = select(z + b, GRID, T_OBS)[..., 0]
@@ -149,7 +147,7 @@ def test_diffusion_tracks_a_latent_scale():
         guide = AutoSDE(model, control=lambda t, z: torch.ones_like(z)).setup()
         elbo = TraceSDE_ELBO(path_estimator="kl", max_plate_nesting=0)
         guide()
-        model_trace, guide_trace = elbo._get_trace(model, guide, (), {})
+        _, guide_trace = elbo._get_trace(model, guide, (), {})
         return guide_trace.nodes["z"]["path_divergence"].item()
 
     assert kl(10) == pytest.approx(0.5) and kl(160) == pytest.approx(0.5)

@@ -82,8 +82,10 @@ class Problem:
             z = None
             with self.plates():
                 for i, step in enumerate(_steps(q, value)):
-                    z = q.initial.expand(value[..., 0, :].shape) if step is None else (
-                        pyro.sample(f"z_{i}", step(z))
+                    z = (
+                        q.initial.expand(value[..., 0, :].shape)
+                        if step is None
+                        else (pyro.sample(f"z_{i}", step(z)))
                     )
 
         def model():

@@ -1,0 +1,136 @@
+"""What the examples share: a training loop with a progress bar, exact 1-D answers, figures."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pyro
+import torch
+from pyro.infer import SVI
+from torch import Tensor
+from tqdm import trange
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+INK, POSTERIOR, EXACT = "#222222", "#2f6db3", "#d1495b"
+
+
+def parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
+    """The options that every example has."""
+    p = argparse.ArgumentParser(
+        description=doc.strip().split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    p.add_argument("--iterations", type=int, default=defaults.get("iterations", 1000))
+    p.add_argument("--particles", type=int, default=defaults.get("particles", 32))
+    p.add_argument("--lr", type=float, default=1e-2, help="largest learning rate")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "out",
+        help="folder for the figure",
+    )
+    return p
+
+
+def train(
+    model: Callable,
+    guide: Callable,
+    elbo: Any,
+    args: argparse.Namespace,
+    *data: Any,
+    each: Callable[[int], None] | None = None,
+) -> list[float]:
+    """A plain SVI loop: Adam with a one-cycle rate. ``each`` is called before every step."""
+    n = args.iterations
+    optim = pyro.optim.OneCycleLR(
+        {
+            "optimizer": torch.optim.Adam,
+            "optim_args": {"lr": args.lr},
+            "max_lr": args.lr,
+            "total_steps": n + 1,
+        }
+    )
+    svi = SVI(model, guide, optim, elbo)
+    losses = []
+    with trange(n, desc="training", unit="step", mininterval=0.2) as bar:
+        for i in bar:
+            if each is not None:
+                each(i)
+            losses.append(svi.step(*data))
+            optim.step()
+            if i % 10 == 0:
+                bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.3f}")
+    return losses
+
+
+def exact_filter(
+    start: tuple[float, float],
+    transition: Callable[[float], tuple[float, float, float]],
+    times: Tensor,
+    t0: float,
+    log_likelihood: Callable[[Tensor], Tensor],
+    width: float = 8.0,
+    points: int = 1200,
+) -> tuple[float, Tensor, Tensor]:
+    """Evidence and posterior marginals of a scalar linear Gaussian process with any likelihood,
+    by quadrature: forward and backward over a fine grid of states.
+
+    :param start: Mean and standard deviation at ``t0``.
+    :param transition: From a time step to (factor, shift, standard deviation).
+    :param times: Increasing observation times.
+    :param log_likelihood: From states ``(points, 1)`` to log p(y_i | z) ``(points, n)``.
+    :param width: Half the width of the grid of states.
+    :returns: Log evidence, states ``(points,)``, marginals ``(n, points)`` at the times.
+    """
+    z = torch.linspace(-width, width, points, dtype=torch.float64)
+    dz = z[1] - z[0]
+    log_l = log_likelihood(z.unsqueeze(-1)).double()
+
+    def move(mean: Tensor, sd: float) -> Tensor:
+        kernel = torch.exp(-0.5 * ((z - mean.unsqueeze(-1)) / sd) ** 2)
+        return kernel / (sd * (2 * torch.pi) ** 0.5) * dz
+
+    kernels, previous = [], float(t0)
+    for t in times.tolist():
+        factor, shift, sd = transition(t - previous)
+        kernels.append(move(factor * z + shift, sd))
+        previous = t
+    m, s = start
+    p = torch.exp(-0.5 * ((z - m) / s) ** 2)
+    p = p / p.sum()
+    evidence, forward = 0.0, []
+    for i, kernel in enumerate(kernels):
+        p = (p @ kernel) * log_l[:, i].exp()
+        evidence += float(p.sum().log())
+        p = p / p.sum()
+        forward.append(p)
+    backward = torch.ones_like(z)
+    marginals = []
+    for i in range(len(kernels) - 1, -1, -1):
+        q = forward[i] * backward
+        marginals.append(q / (q.sum() * dz))
+        backward = kernels[i] @ (log_l[:, i].exp() * backward)
+        backward = backward / backward.max()
+    return evidence, z, torch.stack(marginals[::-1])
+
+
+def quantiles(z: Tensor, density: Tensor, levels: list[float]) -> Tensor:
+    """Quantiles of densities ``(n, points)`` on the grid ``z``, of shape ``(levels, n)``."""
+    cdf = density.cumsum(-1)
+    cdf = cdf / cdf[:, -1:]
+    return torch.stack([z[(cdf < level).sum(-1)] for level in levels])
+
+
+def save(figure: Any, args: argparse.Namespace, name: str) -> Path:
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / name
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    plt.close(figure)
+    print(f"figure: {path}")
+    return path

@@ -1,0 +1,141 @@
+"""A latent SDE with any likelihood: an Ornstein-Uhlenbeck prior, irregular observations.
+
+The same model and guide serve heavy-tailed values, counts and categories; only the likelihood
+changes. The number at the end is the gap between the ELBO and the exact log evidence (in one
+dimension quadrature can compute it); the figure shows the posterior beside the exact one.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+from common import EXACT, INK, POSTERIOR, exact_filter, parser, plt, quantiles, save, train
+from pyro.infer import Predictive
+from torch import Tensor
+
+from pyro_sde import AutoSDE, TraceSDE_ELBO, select, time_grid
+from pyro_sde.distributions import OrnsteinUhlenbeck
+
+RATE, SCALE, END = 1.0, 1.2, 3.0
+LEVELS = [0.05, 0.5, 0.95]
+
+
+def categorical(z: Tensor) -> dist.Distribution:
+    return dist.Categorical(logits=torch.stack([-2 * z, torch.full_like(z, 0.5), 2 * z], -1))
+
+
+# name: (likelihood of the state, column of the data, what the lower panel shows)
+LIKELIHOODS: dict[str, tuple[Callable[[Tensor], dist.Distribution], str, str]] = {
+    "laplace": (lambda z: dist.Laplace(z, 0.15), "value", "value"),
+    "cauchy": (lambda z: dist.Cauchy(z, 0.1), "value", "value"),
+    "student-t": (lambda z: dist.StudentT(2.0, z, 0.1), "value", "value"),
+    "poisson": (lambda z: dist.Poisson((1.5 + z).exp()), "count", "rate"),
+    "categorical": (categorical, "category", "probability"),
+}
+
+
+def load(column: str) -> tuple[Tensor, Tensor]:
+    with open(Path(__file__).parent / "data" / "irregular.csv") as file:
+        rows = list(csv.DictReader(file))
+    t = torch.tensor([float(r["t"]) for r in rows])
+    y = torch.tensor([float(r[column]) for r in rows])
+    return t, y
+
+
+def main(args: argparse.Namespace) -> float:
+    pyro.set_rng_seed(args.seed)
+    pyro.clear_param_store()
+    likelihood, column, _ = LIKELIHOODS[args.likelihood]
+    t_obs, y = load(column)
+    grid = time_grid(0.0, END, dt=args.dt, include=t_obs)
+
+    def model(y: Tensor | None = None) -> None:
+        z = pyro.sample("z", OrnsteinUhlenbeck(RATE, 0.0, SCALE, grid))
+        with pyro.plate("obs", len(t_obs)):
+            x = select(z, grid, t_obs, plate_dim=-1)[..., 0]
+            pyro.sample("y", likelihood(x), obs=y)
+
+    guide = AutoSDE(model, contraction=args.contraction)
+    elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
+    train(model, guide, elbo, args, y)
+
+    def transition(dt: float) -> tuple[float, float, float]:
+        decay = math.exp(-RATE * dt)
+        return decay, 0.0, SCALE * math.sqrt((1 - decay**2) / (2 * RATE))
+
+    def log_likelihood(z: Tensor) -> Tensor:
+        return likelihood(z.expand(-1, len(y))).log_prob(y)
+
+    start = (0.0, SCALE / math.sqrt(2 * RATE))
+    exact, states, marginals = exact_filter(start, transition, t_obs, 0.0, log_likelihood)
+    final = TraceSDE_ELBO(num_particles=2000, vectorize_particles=True)
+    with torch.no_grad():
+        bound = -final.loss(model, guide, y)
+    gap = exact - bound
+    print(f"likelihood {args.likelihood}: log evidence {exact:.3f}, ELBO {bound:.3f}, ", end="")
+    print(f"gap {gap:.3f} nat")
+    paths = Predictive(guide, num_samples=1000, parallel=True, return_sites=["z"])(y)["z"]
+    figure(args, grid, paths.reshape(1000, -1), t_obs, y, quantiles(states, marginals, LEVELS))
+    return gap
+
+
+def figure(
+    args: argparse.Namespace, grid: Tensor, paths: Tensor, t_obs: Tensor, y: Tensor, exact: Tensor
+) -> None:
+    likelihood, _, label = LIKELIHOODS[args.likelihood]
+    fig, (top, low) = plt.subplots(
+        2, 1, figsize=(8, 5.6), sharex=True, gridspec_kw={"height_ratios": [2, 1]}
+    )
+    band = torch.quantile(paths, torch.tensor(LEVELS), dim=0)
+    top.fill_between(grid, band[0], band[2], color=POSTERIOR, alpha=0.2, label="posterior, 90 %")
+    for row in paths[:8]:
+        top.plot(grid, row, color=POSTERIOR, lw=0.5, alpha=0.6)
+    top.plot(grid, band[1], color=POSTERIOR, lw=1.6, label="posterior median")
+    errors = torch.stack([exact[1] - exact[0], exact[2] - exact[1]])
+    top.errorbar(t_obs, exact[1], errors, fmt="o", ms=3, lw=1, color=EXACT, label="exact, 90 %")
+    top.set_ylabel("latent state z")
+    top.legend(frameon=False, ncol=3, fontsize=8, loc="upper left")
+    top.set_title(f"Latent SDE, {args.likelihood} likelihood", fontsize=11)
+    if label == "probability":
+        shades = ["#8e6c8a", "#d9a441", "#3a7d44"]
+        probs = likelihood(paths).probs.mean(0)
+        for k, shade in enumerate(shades):
+            low.plot(grid, probs[:, k], color=shade, label=f"class {k}")
+            seen = t_obs[y == k]
+            low.plot(seen, torch.full_like(seen, 1.06), "|", color=shade, ms=9, mew=2)
+        low.set_ylim(0, 1.12)
+        low.legend(frameon=False, ncol=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.9))
+    else:
+        shown = likelihood(paths).mean if label == "rate" else paths
+        band = torch.quantile(shown, torch.tensor(LEVELS), dim=0)
+        low.fill_between(grid, band[0], band[2], color=POSTERIOR, alpha=0.2)
+        low.plot(grid, band[1], color=POSTERIOR, lw=1.2)
+        low.plot(t_obs, y, "x", color=INK, ms=5, label="observed")
+        low.legend(frameon=False, fontsize=8, loc="upper left")
+    low.set_ylabel(label)
+    low.set_xlabel("time")
+    for ax in (top, low):
+        ax.spines[["top", "right"]].set_visible(False)
+    save(fig, args, f"latent_sde_{args.likelihood}.png")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    p = parser(__doc__, iterations=1200)
+    p.add_argument("--likelihood", choices=LIKELIHOODS, default="laplace")
+    p.add_argument("--dt", type=float, default=0.1, help="longest step of the grid")
+    p.add_argument(
+        "--contraction",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="learn the noise of each step too; without it take --dt 0.01 or less",
+    )
+    return p.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main(parse())

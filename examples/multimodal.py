@@ -1,0 +1,97 @@
+"""A posterior with two modes: figure 3 of Xu et al. (2022).
+
+An Ornstein-Uhlenbeck prior with drift -0.1 z, diffusion sqrt(2) and z_0 ~ N(0, 3^2); two Cauchy
+observations, +5 and -5, of the same end point. A neural control steers the paths apart. The number
+is the total variation distance between the learned law of the end point and the exact one.
+"""
+
+import argparse
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch
+from common import EXACT, POSTERIOR, parser, plt, save, train
+from pyro.infer import Predictive
+from torch import Tensor
+
+from pyro_sde import AutoSDE, TraceSDE_ELBO, time_grid
+from pyro_sde.distributions import OrnsteinUhlenbeck
+
+END, RATE, SCALE = 3.0, 0.1, math.sqrt(2)
+Y = torch.tensor([5.0, -5.0])
+
+
+def exact_density(z: Tensor) -> tuple[Tensor, float]:
+    """Law of the end point on a grid of states, by quadrature, and the log evidence."""
+    decay = math.exp(-2 * RATE * END)
+    var = 9 * decay + SCALE**2 * (1 - decay) / (2 * RATE)
+    log_p = dist.Normal(0.0, math.sqrt(var)).log_prob(z)
+    log_p = log_p + dist.Cauchy(z.unsqueeze(-1), 1.0).log_prob(Y).sum(-1)
+    evidence = torch.logsumexp(log_p, 0) + torch.log(z[1] - z[0])
+    return (log_p - evidence).exp(), evidence.item()
+
+
+def total_variation(samples: Tensor, bins: int = 120, width: float = 15.0) -> float:
+    """Half the L1 distance between a histogram of ``samples`` and the exact bin probabilities."""
+    fine = torch.linspace(-width, width, 100 * bins + 1, dtype=torch.float64)
+    density, _ = exact_density(fine)
+    cdf = torch.cumulative_trapezoid(density, fine)
+    exact = torch.cat([cdf[99::100][:1], cdf[99::100].diff()])
+    seen = torch.histc(samples.double(), bins, -width, width) / samples.numel()
+    outside = 1 - seen.sum()
+    return 0.5 * ((seen - exact).abs().sum() + outside).item()
+
+
+def main(args: argparse.Namespace) -> float:
+    pyro.set_rng_seed(args.seed)
+    pyro.clear_param_store()
+    grid = time_grid(0.0, END, dt=END / args.steps)
+
+    def model() -> None:
+        start = dist.Normal(0.0, 3.0)
+        z = pyro.sample("z", OrnsteinUhlenbeck(RATE, 0.0, SCALE, grid, initial=start))
+        end = z[..., -1, :]
+        pyro.sample("y", dist.Cauchy(end.expand(end.shape[:-1] + (2,)), 1.0).to_event(1), obs=Y)
+
+    guide = AutoSDE(model)
+    elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
+    train(model, guide, elbo, args)
+
+    draw = Predictive(guide, num_samples=args.samples, parallel=True, return_sites=["z"])
+    paths = draw()["z"].reshape(args.samples, -1)
+    tv = total_variation(paths[:, -1])
+    fine = torch.linspace(-15, 15, 3001, dtype=torch.float64)
+    density, evidence = exact_density(fine)
+    final = TraceSDE_ELBO(num_particles=args.samples // 10, vectorize_particles=True)
+    with torch.no_grad():
+        bound = -final.loss(model, guide)
+    print(f"log evidence {evidence:.3f}, ELBO {bound:.3f}")
+    print(f"total variation at T: {tv:.4f}")
+
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    for row in paths[:150]:
+        left.plot(grid, row, lw=0.4, alpha=0.5, color=POSTERIOR)
+    left.plot([END, END], Y, "o", ms=5, color=EXACT)
+    left.set(xlabel="time", ylabel="z", title="posterior paths, observations at T")
+    bins = {"bins": 120, "range": (-15, 15), "density": True}
+    right.hist(paths[:, -1], color=POSTERIOR, alpha=0.4, label="learned, T", **bins)
+    right.hist(paths[:, 0], color="0.5", histtype="step", label="learned, t = 0", **bins)
+    right.plot(fine, density, color=EXACT, label="exact, T")
+    right.set(xlabel="z", xlim=(-12, 12), title=f"marginals; total variation at T {tv:.3f}")
+    right.legend(frameon=False, fontsize=8)
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    save(fig, args, "multimodal.png")
+    return tv
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    p = parser(__doc__, iterations=1500)
+    p.add_argument("--steps", type=int, default=100, help="steps of time")
+    p.add_argument("--samples", type=int, default=100_000, help="paths for the histogram")
+    return p.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main(parse())

@@ -1,0 +1,94 @@
+"""Every example in a small form. An example that is not listed here fails the test."""
+
+import importlib
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--iterations", "3", "--particles", "2"]
+EXAMPLES = {
+    "latent_sde.py": [
+        ["--likelihood", name]
+        for name in ("laplace", "cauchy", "poisson", "student-t", "categorical")
+    ]
+    + [["--no-contraction", "--dt", "0.05"]],
+    "multimodal.py": [["--steps", "5", "--samples", "1000"]],
+    "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
+}
+RUNS = [(name, options) for name, runs in EXAMPLES.items() for options in runs]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture(autouse=True)
+def single_precision(clean_slate):
+    """Users run the examples in float32."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+
+
+def test_every_example_is_listed():
+    found = {p.name for p in (ROOT / "examples").glob("*.py")} - {"common.py"}
+    assert found == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name, options", RUNS, ids=[" ".join([n, *o]) for n, o in RUNS])
+def test_example(name, options, load, tmp_path, capsys):
+    module = load(name.removesuffix(".py"))
+    result = module.main(module.parse([*SMALL, *options, "--out", str(tmp_path)]))
+    numbers = result.values() if isinstance(result, dict) else [result]
+    assert all(math.isfinite(x) for x in numbers)
+    (figure,) = tmp_path.glob("*.png")
+    assert figure.stat().st_size > 5000
+    assert str(figure) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help(name):
+    command = [sys.executable, str(ROOT / "examples" / name), "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--seed" in text and "--iterations" in text
+
+
+def test_exact_filter_against_a_gaussian_process(load):
+    """The examples' quadrature, on Gaussian observations where the answer is known."""
+    import pyro.distributions as dist
+    import torch
+
+    common = load("common")
+    torch.set_default_dtype(torch.float64)
+    times, y = torch.tensor([0.3, 0.4, 1.5]), torch.tensor([0.5, -0.3, 1.0])
+
+    def transition(dt):
+        decay = math.exp(-dt)
+        return decay, 0.0, math.sqrt((1 - decay**2) / 2)
+
+    evidence, z, marginals = common.exact_filter(
+        (0.0, math.sqrt(0.5)), transition, times, 0.0, lambda z: dist.Normal(z, 0.3).log_prob(y)
+    )
+    K = 0.5 * torch.exp(-(times.unsqueeze(-1) - times).abs())
+    S = K + 0.09 * torch.eye(3)
+    exact = dist.MultivariateNormal(torch.zeros(3), S).log_prob(y).item()
+    assert evidence == pytest.approx(exact, abs=1e-8)
+    mean = (marginals * z).sum(-1) * (z[1] - z[0])
+    torch.testing.assert_close(mean, K @ torch.linalg.solve(S, y), rtol=0, atol=1e-8)
+    median = common.quantiles(z, marginals, [0.5])[0]
+    torch.testing.assert_close(median, mean, rtol=0, atol=0.02)  # the grid's spacing is 0.013
+
+
+def test_benchmark(load, capsys):
+    """Runs, and finds that both loops compute the same loss; no time is judged."""
+    bench = load("elbo_overhead")
+    args = bench.parse(["--steps", "5", "--batch", "8", "--width", "4", "--repeats", "1"])
+    assert set(bench.main(args)) == {"bare", "kl", "full", "stl"}
+    assert "x bare loop" in capsys.readouterr().out
