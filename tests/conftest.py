@@ -6,6 +6,7 @@ import torch
 @pytest.fixture(autouse=True)
 def clean_slate():
     """Every test: float64, a fixed seed, an empty param store, validation on."""
+    torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     pyro.clear_param_store()

@@ -74,7 +74,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         self._pyro_name = name
         self._control, self._rest_class = control, rest
         self.contraction = bool(contraction)
-        self._event_dims: dict[str, int] | None = None
+        self._dims: dict[str, int] | None = None
         self._rest_trace: Trace | None = None
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:
@@ -97,7 +97,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
     @property
     def path_sites(self) -> tuple[str, ...]:
         """Names of the latent path sites, known after :meth:`setup` or the first call."""
-        return tuple(self._event_dims or ())
+        return tuple(self._dims or ())
 
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
         """Build every parameter, from one run of the model on the given arguments.
@@ -105,7 +105,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         The random state is left as it was. Afterwards ``state_dict``, ``parameters`` and
         ``load_state_dict`` see everything.
         """
-        if self._event_dims is not None:
+        if self._dims is not None:
             return self
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
             trace = poutine.trace(self.model).get_trace(*args, **kwargs)
@@ -118,7 +118,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             }
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
-            self._event_dims = {name: w.event_dims for name, w in paths.items()}
+            self._dims = {name: w.path.event_shape[-1] for name, w in paths.items()}
             self.controls, self.starts = PyroModule(), PyroModule()
             self.embeddings = PyroModule()
             for name, wrapped in paths.items():
@@ -146,7 +146,8 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
 
     def _build(self, name: str, wrapped: WrappedPath, site: Any) -> None:
         path = wrapped.path
-        dim, dtype = path.event_shape[-1], path.times.dtype
+        dim = path.event_shape[-1]
+        options = {"dtype": site["value"].dtype, "device": site["value"].device}
         shape = self._local_shape(wrapped, site)
         embedding = 16 if shape.numel() > 1 else 0
         control: Any = self._control
@@ -159,9 +160,9 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             if times.dim() > 1:  # every series has a grid of its own: spread one over them all
                 times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
             control = control(dim, times=times, context=embedding, contraction=self.contraction)
-            control = control.to(device=path.times.device, dtype=dtype)
+            control = control.to(**options)
             if embedding:
-                zeros = torch.zeros((*shape, embedding), dtype=dtype, device=path.times.device)
+                zeros = torch.zeros((*shape, embedding), **options)
                 param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
                 deep_setattr(self.embeddings, name, param)
         elif not callable(control):
@@ -172,7 +173,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             self.__dict__.setdefault("_callables", {})[name] = control
         if not isinstance(path.initial, Tensor):
             for part in ("shift", "log_scale"):
-                zeros = torch.zeros((*shape, dim), dtype=dtype, device=path.times.device)
+                zeros = torch.zeros((*shape, dim), **options)
                 param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
                 deep_setattr(self.starts, f"{name}.{part}", param)
 
@@ -235,7 +236,14 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         embedding = _get(self.embeddings, name)
         if embedding is not None:
             control = _WithContext(control, embedding)
-        path = wrapped.path
+        path, dims = wrapped.path, self._dims or {}
+        if path.event_shape[-1] != dims[name]:
+            raise ValueError(
+                f"the path at site {name!r} was in R^{dims[name]} when the guide was set up, now "
+                f"it is in R^{path.event_shape[-1]}. The last dimension of a path's parameters is "
+                "the state's: give a latent parameter one of its own, x.unsqueeze(-1), before "
+                "particles or plates put a batch there"
+            )
         return wrapped.rewrap(
             ControlledPath(
                 path,
@@ -249,7 +257,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         start = _get(self.starts, name)
         if start is None or isinstance(prior, Tensor):
             return prior
-        loc, scale = _location_and_scale(prior)
+        loc, scale = _location_and_scale(prior, start.shift)
         return Normal(loc + scale * start.shift, scale * start.log_scale.exp()).to_event(1)
 
     def get_traces(self) -> tuple[Trace, Trace]:
@@ -330,7 +338,7 @@ def _latent_names(rest: Any) -> Iterator[str]:
     return (name for name, _ in rest.prototype_trace.iter_stochastic_nodes())
 
 
-def _location_and_scale(prior: Distribution) -> tuple[Tensor, Tensor]:
+def _location_and_scale(prior: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and standard deviation, or 0 and 1 where there are none."""
     try:
         loc, scale = prior.mean, prior.stddev
@@ -339,5 +347,4 @@ def _location_and_scale(prior: Distribution) -> tuple[Tensor, Tensor]:
     else:
         if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
             return loc, scale
-    shape = prior.batch_shape + prior.event_shape
-    return torch.zeros(shape), torch.ones(shape)
+    return torch.zeros_like(like), torch.ones_like(like)

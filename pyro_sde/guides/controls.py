@@ -19,17 +19,18 @@ class MLPControl(nn.Module):
 
     The bias of every hidden layer is linear in features of time: with
     :math:`\tau = (t - t_0) / (t_1 - t_0)`, the smooth :math:`\tau, \sin \pi k \tau,
-    \cos \pi k \tau` for k up to ``features``, and a learned embedding of each time in ``times``,
-    interpolated between them, for what changes from one step to the next. So all that depends on
-    time is computed once per path. The last layer starts at zero: the untrained posterior is the
-    prior. Small widths at both ends, as in ``hidden=(2, 128, 2)``, keep the cost linear in a
-    large ``dim``.
+    \cos \pi k \tau` for k up to ``features`` (but no faster than the grid can follow), and a
+    learned embedding of the start of each step, interpolated between them, for what changes from
+    one step to the next. So all that depends on time is computed once per path. The last layer
+    starts at zero: the untrained posterior is the prior. Small widths at both ends, as in
+    ``hidden=(2, 128, 2)``, keep the cost linear in a large ``dim``.
 
     :param dim: D, the dimension of the state.
     :param hidden: Widths of the hidden layers.
-    :param times: The grid, increasing, of shape ``(T,)``: from t_0 to t_1.
+    :param times: The grid, increasing, of shape ``(T,)``; or the pair (t_0, t_1) alone, which has
+        no steps to embed.
     :param features: How many sines, and cosines, of time.
-    :param embedding: Size of the learned embedding of each time.
+    :param embedding: Size of the learned embedding of each step.
     :param context: Size of an additional input that does not depend on time.
     :param contraction: Return ``(u, log c)``, the logarithm of the factor by which the noise of
         a step shrinks too.
@@ -58,12 +59,16 @@ class MLPControl(nn.Module):
                 f"times must be an increasing grid of shape (T,): found shape {tuple(times.shape)}"
             )
         self.dim, self.contraction = dim, contraction
+        if len(times) > 2:
+            features = min(features, len(times) // 2)
+        else:
+            embedding = 0
         self.register_buffer("times", times)
         self.register_buffer(
             "frequencies", math.pi * torch.arange(1.0, features + 1.0), persistent=False
         )
         size = 2 * features + 1 + embedding
-        self.embedding = nn.Parameter(torch.zeros(len(times), embedding)) if embedding else None
+        self.embedding = nn.Parameter(torch.zeros(len(times) - 1, embedding)) if embedding else None
         self.layers = nn.ModuleList(
             nn.Linear(a, b, bias=False) for a, b in zip([dim, *hidden[:-1]], hidden, strict=True)
         )
@@ -79,10 +84,11 @@ class MLPControl(nn.Module):
         angle = tau * self.frequencies
         features = [tau, angle.sin(), angle.cos()]
         if self.embedding is not None:
-            right = torch.searchsorted(self.times, t.squeeze(-1).contiguous())
-            right = right.clamp(1, len(self.times) - 1)
+            starts = self.times[:-1]
+            right = torch.searchsorted(starts, t.squeeze(-1).contiguous())
+            right = right.clamp(1, len(starts) - 1)
             left = right - 1
-            start, end = self.times[left].unsqueeze(-1), self.times[right].unsqueeze(-1)
+            start, end = starts[left].unsqueeze(-1), starts[right].unsqueeze(-1)
             weight = ((t - start) / (end - start)).clamp(0, 1)
             features.append(torch.lerp(self.embedding[left], self.embedding[right], weight))
         return torch.cat(features, -1)

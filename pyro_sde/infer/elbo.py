@@ -64,10 +64,10 @@ class _PathELBO:
         for name, site in model_trace.nodes.items():
             if site["type"] == "sample" and unwrap(site["fn"]) is not None:
                 other = guide_trace.nodes.get(name)
-                if site["is_observed"] or other is None or unwrap(other["fn"]) is None:
-                    _forget_score(site)
-                else:
+                if not site["is_observed"] and other is not None and _is_drawn_path(other["fn"]):
                     self._rewrite(name, site, other)
+                else:
+                    _forget_score(site)
         for site in guide_trace.nodes.values():
             if "score_parts" in site and "path_divergence" not in site and unwrap(site["fn"]):
                 _forget_score(site)
@@ -97,6 +97,10 @@ class _PathELBO:
         )
         zero = torch.zeros_like(term)
         model_site.update(unscaled_log_prob=zero, log_prob=zero, log_prob_sum=zero.sum())
+
+
+def _is_drawn_path(fn: Any) -> bool:
+    return fn.has_rsample and unwrap(fn) is not None
 
 
 def _forget_score(site: dict) -> None:

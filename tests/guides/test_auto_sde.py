@@ -21,7 +21,7 @@ from pyro_sde import (
     select,
     time_grid,
 )
-from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck
+from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck
 
 from ..cases import Net, assert_same, loss_and_gradients
 
@@ -365,3 +365,111 @@ def test_module_control_keeps_its_parameters_trainable():
     before = [p.detach().clone() for p in control.parameters()]
     train(AutoSDE(simple, control=control), simple, Y, 3, seed=0)
     assert all((a != b).any() for a, b in zip(before, control.parameters(), strict=True))
+
+
+def test_a_trained_guide_moves_to_another_grid():
+    """Nothing that is learned is tied to the number of steps."""
+
+    def model(grid, y=None):
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, grid))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+
+    coarse, fine = torch.linspace(0.0, 1.0, 11), torch.linspace(0.0, 1.0, 41)
+    y = torch.tensor(1.5)
+    guide = AutoSDE(model)
+    elbo = TraceSDE_ELBO(num_particles=16, vectorize_particles=True)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), elbo)
+    for _ in range(150):
+        svi.step(coarse, y)
+    ends = []
+    for grid in (coarse, fine):
+        with torch.no_grad(), pyro.plate("samples", 4000, dim=-1):
+            ends.append(guide(grid, y)["z"][..., -1, 0])
+    assert guide(fine, y)["z"].shape == (41, 1)
+    # The same control in finer steps differs by order dt = 0.1; the prior's mean is 0.
+    assert (ends[0].mean() - ends[1].mean()).abs() < 0.2
+    assert ends[1].mean() > 1.0
+
+
+def test_every_series_on_a_grid_of_its_own():
+    times = torch.stack([torch.linspace(0.0, 1.0, 6), torch.linspace(0.0, 3.0, 6)])
+
+    def model(y):
+        with pyro.plate("series", 2):
+            z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, times))
+            pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+
+    y = torch.tensor([1.0, -1.0])
+    guide = shaken(model, y)
+    options = {"num_particles": 3, "vectorize_particles": True, "max_plate_nesting": 2}
+    assert_same(
+        loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), model, guide, y),
+        loss_and_gradients(Trace_ELBO(**options), model, guide, y),
+    )
+
+
+def test_a_start_without_moments():
+    """A Cauchy start has no mean to measure in: q(z_0) is then in units of 1 around 0."""
+
+    def model(y):
+        start = dist.Cauchy(torch.zeros(1), 1.0).to_event(1)
+        z = pyro.sample("z", BrownianMotion(1.0, GRID, start))
+        pyro.sample("y", dist.Normal(z[..., 0, 0], 0.1), obs=y)
+
+    y = torch.tensor(0.5)
+    guide = shaken(model, y)
+    for estimator, stock in (("full", Trace_ELBO), ("kl", None), ("stl", None)):
+        elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
+        result = loss_and_gradients(elbo, model, guide, y)
+        assert abs(result[1]["AutoSDE.starts.z.shift"].item()) > 0
+        if stock is not None:
+            expected = loss_and_gradients(stock(max_plate_nesting=0), model, guide, y)
+            assert_same(result, expected)
+
+
+def test_single_precision_and_mixed_types():
+    times = torch.linspace(0.0, 1.0, 6, dtype=torch.float32)
+
+    def model():
+        z = pyro.sample("z", OrnsteinUhlenbeck(torch.tensor(1.0).double(), 0.0, 1.0, times))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=torch.tensor(0.5))
+
+    guide = AutoSDE(model)
+    TraceSDE_ELBO().loss_and_grads(model, guide)
+    assert guide()["z"].dtype == torch.float64
+    torch.set_default_dtype(torch.float32)
+    guide = AutoSDE(simple, name="single")
+    TraceSDE_ELBO().loss_and_grads(simple, guide, Y)
+
+
+def test_a_latent_parameter_without_a_state_dimension_is_refused():
+    """Vectorised particles would turn into dimensions of the state."""
+
+    def model(y):
+        s = pyro.sample("s", dist.LogNormal(0.0, 0.5))
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, s, GRID))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+
+    elbo = TraceSDE_ELBO(num_particles=4, vectorize_particles=True)
+    with pytest.raises(ValueError, match=r"R\^1 when the guide was set up.*R\^4.*unsqueeze"):
+        elbo.loss(model, AutoSDE(model), torch.tensor(0.3))
+
+
+def test_a_path_without_rsample_gets_a_score_function():
+    """A guide that refuses reparametrisation is left to the parent ELBO."""
+    gain = torch.nn.Parameter(torch.tensor(0.5))
+
+    def model():
+        z = pyro.sample("z", BrownianMotion(1.0, GRID, torch.zeros(1)))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3), obs=torch.tensor(0.5))
+
+    def guide():
+        pyro.param("gain", gain)
+        q = ControlledPath(BrownianMotion(1.0, GRID, torch.zeros(1)), lambda t, z: gain - z)
+        pyro.sample("z", q.has_rsample_(False))
+
+    options = {"max_plate_nesting": 0}
+    assert_same(
+        loss_and_gradients(TraceSDE_ELBO(**options), model, guide),
+        loss_and_gradients(Trace_ELBO(**options), model, guide),
+    )
