@@ -272,5 +272,5 @@ def test_wrapped_paths_are_found(wrap):
         for estimator in ("full", "kl", "stl"):
             elbo = TraceSDE_ELBO(path_estimator=estimator, **options)
             _, grads = loss_and_gradients(elbo, m, q, y)
-            e = grads["AutoSDE.embeddings.z"]
+            e = grads["AutoSDE.paths.z.embedding"]
             assert (e[1] == 0).all() and (e[0] != 0).any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pyro.distributions import TransformedDistribution
+from pyro.distributions import Normal, TransformedDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ExpTransform
@@ -92,7 +92,7 @@ class GeometricBrownianMotion(TransformedDistribution):
     ) -> None:
         (scale, drift), _ = as_parameters(scale=scale, drift=drift)
         if isinstance(initial, Distribution):
-            start: Any = TransformedDistribution(initial, [ExpTransform().inv])
+            start: Any = _log(initial)
         else:
             start = torch.as_tensor(initial, dtype=scale.dtype)
             if not bool((start > 0).all()):
@@ -127,3 +127,11 @@ class GeometricBrownianMotion(TransformedDistribution):
         if isinstance(self._start, Distribution):
             var = var + with_time(self._start.variance) * self._growth().square() * spread
         return var
+
+
+def _log(law: Distribution) -> Distribution:
+    """The law of the logarithm: for a LogNormal, the Normal that it was made of."""
+    inside = getattr(law, "base_dist", None)
+    if isinstance(inside, torch.distributions.LogNormal):
+        return Normal(inside.loc, inside.scale).to_event(1)
+    return TransformedDistribution(law, [ExpTransform().inv])

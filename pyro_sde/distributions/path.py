@@ -12,6 +12,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
 from .guard import refuse_unsupported_inference, scoring_is_deferred
 
 __all__ = ["Draw", "PathDistribution"]
@@ -77,10 +78,10 @@ class PathDistribution(TorchDistribution):
         param_shape: tuple[int, ...] = (),
         validate_args: bool | None = None,
     ) -> None:
-        self.times = _check_times(times)
+        self.times = check_times(times)
         shapes = {
             "parameters": tuple(param_shape) or (1,),
-            "initial": _initial_shape(initial),
+            "initial": initial_shape(initial),
             "times": (*self.times.shape[:-1], 1),
         }
         try:
@@ -91,7 +92,7 @@ class PathDistribution(TorchDistribution):
                 f"batch_shape + (T,), must broadcast together: found {shapes} (times without "
                 "their last dimension); add dimensions of size 1 where a batch is shared"
             ) from e
-        self.initial = _expand_initial(initial, shape)
+        self.initial = expand_initial(initial, shape)
         self._origin = _Origin()
         event_shape = torch.Size((self.times.shape[-1], shape[-1]))
         super().__init__(shape[:-1], event_shape, validate_args)
@@ -149,7 +150,7 @@ class PathDistribution(TorchDistribution):
         eps = torch.randn((N, *z0.shape), dtype=z0.dtype, device=z0.device)
         draw = self._simulate(z0, eps)
         if self._validate_args:
-            _check_draw(self, draw)
+            check_draw(self, draw)
         self._origin.last = draw
         return draw.value
 
@@ -192,7 +193,7 @@ class PathDistribution(TorchDistribution):
         t, dt = self.step_times(value.dim() - 2 - len(self.batch_shape))
         mean, scale = self.transition(t, dt, z[:-1])
         if self._validate_args:
-            _check_scale(self, scale.detach())
+            check_scale(self, scale.detach())
         eps = (z[1:] - mean) / scale
         log_p = -0.5 * eps.square() - scale.log() - 0.5 * math.log(2 * math.pi)
         return self._initial_log_prob(z[0]) + log_p.sum((0, -1)).expand(shape)
@@ -210,96 +211,3 @@ class PathDistribution(TorchDistribution):
                 "start vary, as NUTS and mean-field guides need"
             )
         return torch.zeros(off.shape, dtype=z0.dtype, device=z0.device).masked_fill(off, -math.inf)
-
-
-def _check_times(times: Tensor) -> Tensor:
-    times = torch.as_tensor(times)
-    if not times.is_floating_point():
-        times = times.to(torch.get_default_dtype())
-    if times.dim() == 0 or times.shape[-1] < 2:
-        raise ValueError(
-            f"times needs at least two points, a start and an end: found shape "
-            f"{tuple(times.shape)}; build it with time_grid()"
-        )
-    if not bool(torch.isfinite(times).all()):
-        raise ValueError(f"times must be finite: found {times[~torch.isfinite(times)].tolist()}")
-    late = times[..., 1:] <= times[..., :-1]
-    if bool(late.any()):
-        *b, i = late.nonzero()[0].tolist()
-        row = times[tuple(b)]
-        at = "".join(f"{k}, " for k in b)
-        raise ValueError(
-            f"times must increase strictly: times[{at}{i + 1}]={row[i + 1].item():g} follows "
-            f"times[{at}{i}]={row[i].item():g}; sort them, or build them with time_grid()"
-        )
-    return times
-
-
-def _initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
-    if not isinstance(initial, Distribution):
-        return tuple(torch.as_tensor(initial).shape) or (1,)
-    if not initial.has_rsample:
-        raise ValueError(
-            f"initial must be a distribution that can be reparametrised, {initial} cannot "
-            "(it has no rsample)"
-        )
-    if len(initial.event_shape) == 1:
-        return tuple(initial.batch_shape + initial.event_shape)
-    if initial.batch_shape or initial.event_shape:
-        raise ValueError(
-            "initial must be a distribution over R^D, of event_shape (D,): found batch_shape "
-            f"{tuple(initial.batch_shape)} and event_shape {tuple(initial.event_shape)}; "
-            "use .to_event(1) to make the last batch dimension the state's"
-        )
-    return (1,)
-
-
-def _expand_initial(
-    initial: Tensor | float | Distribution, shape: tuple[int, ...]
-) -> Tensor | Distribution:
-    if not isinstance(initial, Distribution):
-        value = torch.as_tensor(initial)
-        if not value.is_floating_point():
-            value = value.to(torch.get_default_dtype())
-        return value.expand(torch.broadcast_shapes(value.shape, shape[-1:]))
-    if not initial.event_shape:
-        return initial.expand(shape[-1:]).to_event(1)
-    if initial.event_shape != shape[-1:]:
-        raise ValueError(
-            f"initial is a distribution over R^{initial.event_shape[0]}, but the parameters are "
-            f"of a process in R^{shape[-1]}"
-        )
-    return initial
-
-
-def _check_draw(path: PathDistribution, draw: Draw) -> None:
-    _check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
-    if bool(torch.isfinite(draw.value).all()):
-        return
-    finite = torch.isfinite(draw.value).movedim(-2, 0).flatten(1).all(1)
-    first = int((~finite).nonzero()[0])
-    if first == 0:
-        raise ValueError(f"initial drew a non-finite state at {_time(path, 0)}")
-    i = first - 1
-    what = "control" if draw.u is not None and not bool(draw.u[i].isfinite().all()) else "drift"
-    raise ValueError(
-        f"the {what} of {type(path).__name__} returned a non-finite value at "
-        f"{_time(path, i)}, where the state was still finite (largest |z| "
-        f"{float(draw.z[i].detach().abs().max()):.3g}); bound it, or take smaller steps"
-    )
-
-
-def _check_scale(path: PathDistribution, scale: Tensor) -> None:
-    bad = ~(scale > 0)
-    if bool(bad.any()):
-        i = int(bad.flatten(1).any(1).nonzero()[0])
-        raise ValueError(
-            f"the scale of {type(path).__name__} must be positive: found "
-            f"{float(scale[i].min()):g} at {_time(path, i)}; pass the diffusion through softplus "
-            "or exp"
-        )
-
-
-def _time(path: PathDistribution, i: int) -> str:
-    t = path.times[..., i]
-    return f"t={t.item():g}" if t.dim() == 0 else f"step {i} (t from {t.min():g} to {t.max():g})"

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.distributions import Normal
 from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.effect import AutoMessenger
 from pyro.infer.autoguide.utils import deep_setattr
-from pyro.nn.module import PyroModule, PyroParam, pyro_method
+from pyro.nn.module import PyroModule, pyro_method
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
-from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch import Tensor
 
-from ..distributions import ControlledPath
 from ..distributions.wrapping import WrappedPath, unwrap
 from .controls import MLPControl
 from .ownership import claim_parameters
+from .path_posterior import PathPosterior
 from .visibility import Rehearsal, Veil, is_recorded
 
 __all__ = ["AutoSDE"]
@@ -74,7 +72,8 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         self._pyro_name = name
         self._control, self._rest_class = control, rest
         self.contraction = bool(contraction)
-        self._dims: dict[str, int] | None = None
+        self.path_sites: tuple[str, ...] = ()
+        self.other_sites: tuple[str, ...] = ()
         self._rest_trace: Trace | None = None
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:
@@ -94,18 +93,13 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         super().__setstate__(state)
         self.trace, self._rest_trace = Trace(), None
 
-    @property
-    def path_sites(self) -> tuple[str, ...]:
-        """Names of the latent path sites, known after :meth:`setup` or the first call."""
-        return tuple(self._dims or ())
-
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
         """Build every parameter, from one run of the model on the given arguments.
 
         The random state is left as it was. Afterwards ``state_dict``, ``parameters`` and
-        ``load_state_dict`` see everything.
+        ``load_state_dict`` see everything, and ``path_sites`` and ``other_sites`` name the latents.
         """
-        if self._dims is not None:
+        if self.path_sites:
             return self
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
             trace = poutine.trace(self.model).get_trace(*args, **kwargs)
@@ -118,16 +112,15 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             }
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
-            self._dims = {name: w.path.event_shape[-1] for name, w in paths.items()}
-            self.controls, self.starts = PyroModule(), PyroModule()
-            self.embeddings = PyroModule()
+            self.paths = PyroModule()
             for name, wrapped in paths.items():
-                self._build(name, wrapped, latents[name])
-            others = [name for name in latents if name not in paths]
+                deep_setattr(self.paths, name, self._posterior(name, wrapped, latents[name]))
+            others = frozenset(latents) - frozenset(paths)
             if others and self._rest_class is not None:
-                hidden = functools.partial(_hide_all_but, frozenset(others))
+                hidden = functools.partial(_hide_all_but, others)
                 self.rest = self._rest_class(poutine.block(self.model, hide_fn=hidden))
                 self.rest(*args, **kwargs)
+        self.path_sites, self.other_sites = tuple(paths), tuple(sorted(others))
         return self
 
     def _check_sites(self, latents: dict[str, Any], paths: dict[str, WrappedPath]) -> None:
@@ -144,48 +137,19 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             if unknown:
                 raise ValueError(f"control names {unknown}, but the path sites are {sorted(paths)}")
 
-    def _build(self, name: str, wrapped: WrappedPath, site: Any) -> None:
-        path = wrapped.path
-        dim = path.event_shape[-1]
-        options = {"dtype": site["value"].dtype, "device": site["value"].device}
-        shape = self._local_shape(wrapped, site)
-        embedding = 16 if shape.numel() > 1 else 0
-        control: Any = self._control
-        if isinstance(control, Mapping):
-            control = control.get(name, MLPControl)
-        if isinstance(control, type) or (
-            isinstance(control, functools.partial) and isinstance(control.func, type)
-        ):
-            times = path.times
-            if times.dim() > 1:  # every series has a grid of its own: spread one over them all
-                times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
-            control = control(dim, times=times, context=embedding, contraction=self.contraction)
-            control = control.to(**options)
-            if embedding:
-                zeros = torch.zeros((*shape, embedding), **options)
-                param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
-                deep_setattr(self.embeddings, name, param)
-        elif not callable(control):
-            raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
-        if isinstance(control, nn.Module):
-            deep_setattr(self.controls, name, control)
-        else:
-            self.__dict__.setdefault("_callables", {})[name] = control
-        if not isinstance(path.initial, Tensor):
-            for part in ("shift", "log_scale"):
-                zeros = torch.zeros((*shape, dim), **options)
-                param = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
-                deep_setattr(self.starts, f"{name}.{part}", param)
-
-    def _local_shape(self, wrapped: WrappedPath, site: Any) -> torch.Size:
-        """The batch shape of a site's parameters: plates at their full size."""
+    def _posterior(self, name: str, wrapped: WrappedPath, site: Any) -> PathPosterior:
         shape = list(wrapped.path.batch_shape)
         for frame in site["cond_indep_stack"]:
             if not frame.vectorized:
                 raise NotImplementedError("AutoSDE does not support sequential pyro.plate")
             size = 1 if frame.name in self.amortized_plates else frame.full_size or frame.size
             shape[frame.dim - wrapped.event_dims] = size
-        return torch.Size(shape)
+        control: Any = self._control
+        if isinstance(control, Mapping):
+            control = control.get(name, MLPControl)
+        if not callable(control):
+            raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
+        return PathPosterior(wrapped, torch.Size(shape), control, self.contraction, site["value"])
 
     @pyro_method
     def __call__(  # type: ignore[override]
@@ -230,35 +194,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
                 f"site {name!r} was a path when the guide was set up, now it is a "
                 f"{type(prior).__name__}"
             )
-        control = self.__dict__.get("_callables", {}).get(name)
-        if control is None:
-            control = attrgetter(name)(self.controls)
-        embedding = _get(self.embeddings, name)
-        if embedding is not None:
-            control = _WithContext(control, embedding)
-        path, dims = wrapped.path, self._dims or {}
-        if path.event_shape[-1] != dims[name]:
-            raise ValueError(
-                f"the path at site {name!r} was in R^{dims[name]} when the guide was set up, now "
-                f"it is in R^{path.event_shape[-1]}. The last dimension of a path's parameters is "
-                "the state's: give a latent parameter one of its own, x.unsqueeze(-1), before "
-                "particles or plates put a batch there"
-            )
-        return wrapped.rewrap(
-            ControlledPath(
-                path,
-                control,
-                initial=self._start(name, path.initial),
-                contraction=self.contraction or None,
-            )
-        )
-
-    def _start(self, name: str, prior: Tensor | Distribution) -> Tensor | Distribution:
-        start = _get(self.starts, name)
-        if start is None or isinstance(prior, Tensor):
-            return prior
-        loc, scale = _location_and_scale(prior, start.shift)
-        return Normal(loc + scale * start.shift, scale * start.log_scale.exp()).to_event(1)
+        return wrapped.rewrap(attrgetter(name)(self.paths)(wrapped.path))
 
     def get_traces(self) -> tuple[Trace, Trace]:
         model_trace, guide_trace = prune_subsample_sites(self.trace), Trace()
@@ -290,8 +226,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         :returns: A dict from site names to tensors with one leading entry per quantile.
         """
         self.setup(*args, **kwargs)
-        others = [] if getattr(self, "rest", None) is None else _latent_names(self.rest)
-        sites = (*self.path_sites, *others)
+        sites = (*self.path_sites, *self.other_sites)
         draw = Predictive(self, num_samples=num_samples, return_sites=sites, parallel=parallel)
         samples = draw(*args, **kwargs)
         result = {}
@@ -307,44 +242,8 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
 
 
-class _WithContext:
-    """A control with its context, as the control of (t, z) that a path wants."""
-
-    def __init__(self, control: Any, context: Tensor) -> None:
-        self.control, self.context = control, context
-
-    def __call__(self, t: Tensor, z: Tensor) -> Any:
-        return self.control(t, z, self.context)
-
-    def on_grid(self, t: Tensor) -> Callable[[int, Tensor], Any]:
-        return self.control.on_grid(t, self.context)
-
-
-def _get(module: nn.Module, name: str) -> Any:
-    try:
-        return attrgetter(name)(module)
-    except AttributeError:
-        return None
-
-
 def _hide_all_but(names: frozenset[str], msg: Any) -> bool:
     """Hide the paths, and what was observed when the guide was set up, from the rest guide."""
     if msg["type"] != "sample" or site_is_subsample(msg):
         return False
     return msg["name"] not in names
-
-
-def _latent_names(rest: Any) -> Iterator[str]:
-    return (name for name, _ in rest.prototype_trace.iter_stochastic_nodes())
-
-
-def _location_and_scale(prior: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and standard deviation, or 0 and 1 where there are none."""
-    try:
-        loc, scale = prior.mean, prior.stddev
-    except NotImplementedError:
-        pass
-    else:
-        if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
-            return loc, scale
-    return torch.zeros_like(like), torch.ones_like(like)

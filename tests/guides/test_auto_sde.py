@@ -184,11 +184,11 @@ def test_subsampled_training_reaches_every_series():
     svi = SVI(series, guide, pyro.optim.Adam({"lr": 0.02}), TraceSDE_ELBO())
     for _ in range(40):
         svi.step(SERIES, batch=2)
-    moved = guide.embeddings.z.detach().abs().sum(-1)
+    moved = guide.paths.z.embedding.detach().abs().sum(-1)
     assert moved.shape == (4,) and (moved > 0).all()
-    assert guide.starts.z.shift.shape == (4, 1)
+    assert guide.paths.z.shift.shape == (4, 1)
     shared = AutoSDE(series, name="shared", amortized_plates=("series",)).setup(SERIES)
-    assert shared.starts.z.shift.shape == (1, 1) and not hasattr(shared.embeddings, "z")
+    assert shared.paths.z.shift.shape == (1, 1) and not shared.paths.z.has_embedding
 
 
 def test_latents_are_those_of_the_first_call():
@@ -212,10 +212,10 @@ def test_controls_of_ones_own():
         guide = AutoSDE(simple, control=control).setup(Y)
         loss = TraceSDE_ELBO().loss_and_grads(simple, guide, Y)
         assert torch.isfinite(torch.tensor(loss))
-    assert guide.controls.z.layers[0].weight.shape == (2, 1)
+    assert guide.paths.z.control.layers[0].weight.shape == (2, 1)
     pyro.clear_param_store()
     guide = AutoSDE(mixed, control={"z": net}).setup(Y)
-    assert guide.controls.z is net and isinstance(guide.controls.trend, MLPControl)
+    assert guide.paths.z.control is net and isinstance(guide.paths.trend.control, MLPControl)
     with pytest.raises(ValueError, match=r"control names \['w'\]"):
         AutoSDE(mixed, control={"w": net}).setup(Y)
 
@@ -421,7 +421,7 @@ def test_a_start_without_moments():
     for estimator, stock in (("full", Trace_ELBO), ("kl", None), ("stl", None)):
         elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
         result = loss_and_gradients(elbo, model, guide, y)
-        assert abs(result[1]["AutoSDE.starts.z.shift"].item()) > 0
+        assert abs(result[1]["AutoSDE.paths.z.shift"].item()) > 0
         if stock is not None:
             expected = loss_and_gradients(stock(max_plate_nesting=0), model, guide, y)
             assert_same(result, expected)

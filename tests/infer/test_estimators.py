@@ -225,7 +225,7 @@ def test_guides_written_by_hand_equal_autosde(process, estimator, contraction):
         problem.observe(pyro.sample("z", fixed()))
 
     def controlled():
-        pyro.module("AutoSDE.controls.z", problem.net)
+        pyro.module("AutoSDE.paths.z.control", problem.net)
         contract = problem.contraction
         pyro.sample("z", ControlledPath(fixed(), problem.control, contraction=contract))
 
@@ -251,7 +251,7 @@ def test_guides_written_by_hand_equal_autosde(process, estimator, contraction):
         return
 
     def own_drift():
-        pyro.module("AutoSDE.controls.z", problem.net)
+        pyro.module("AutoSDE.paths.z.control", problem.net)
         p = fixed()
         drift = lambda t, z: p.drift(t, z) + p.diffusion(t, z) * problem.net(t, z)  # noqa: E731
         pyro.sample("z", SDEPath(drift, p.diffusion, p.initial, TIMES))

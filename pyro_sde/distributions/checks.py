@@ -1,0 +1,107 @@
+"""Refusing bad input: grids, starts, and what a simulation turned into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+if TYPE_CHECKING:
+    from .path import Draw, PathDistribution
+
+__all__ = ["check_draw", "check_scale", "check_times", "expand_initial", "initial_shape"]
+
+
+def check_times(times: Tensor) -> Tensor:
+    times = torch.as_tensor(times)
+    if not times.is_floating_point():
+        times = times.to(torch.get_default_dtype())
+    if times.dim() == 0 or times.shape[-1] < 2:
+        raise ValueError(
+            f"times needs at least two points, a start and an end: found shape "
+            f"{tuple(times.shape)}; build it with time_grid()"
+        )
+    if not bool(torch.isfinite(times).all()):
+        raise ValueError(f"times must be finite: found {times[~torch.isfinite(times)].tolist()}")
+    late = times[..., 1:] <= times[..., :-1]
+    if bool(late.any()):
+        *b, i = late.nonzero()[0].tolist()
+        row = times[tuple(b)]
+        at = "".join(f"{k}, " for k in b)
+        raise ValueError(
+            f"times must increase strictly: times[{at}{i + 1}]={row[i + 1].item():g} follows "
+            f"times[{at}{i}]={row[i].item():g}; sort them, or build them with time_grid()"
+        )
+    return times
+
+
+def initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
+    if not isinstance(initial, Distribution):
+        return tuple(torch.as_tensor(initial).shape) or (1,)
+    if not initial.has_rsample:
+        raise ValueError(
+            f"initial must be a distribution that can be reparametrised, {initial} cannot "
+            "(it has no rsample)"
+        )
+    if len(initial.event_shape) == 1:
+        return tuple(initial.batch_shape + initial.event_shape)
+    if initial.batch_shape or initial.event_shape:
+        raise ValueError(
+            "initial must be a distribution over R^D, of event_shape (D,): found batch_shape "
+            f"{tuple(initial.batch_shape)} and event_shape {tuple(initial.event_shape)}; "
+            "use .to_event(1) to make the last batch dimension the state's"
+        )
+    return (1,)
+
+
+def expand_initial(
+    initial: Tensor | float | Distribution, shape: tuple[int, ...]
+) -> Tensor | Distribution:
+    if not isinstance(initial, Distribution):
+        value = torch.as_tensor(initial)
+        if not value.is_floating_point():
+            value = value.to(torch.get_default_dtype())
+        return value.expand(torch.broadcast_shapes(value.shape, shape[-1:]))
+    if not initial.event_shape:
+        return initial.expand(shape[-1:]).to_event(1)
+    if initial.event_shape != shape[-1:]:
+        raise ValueError(
+            f"initial is a distribution over R^{initial.event_shape[0]}, but the parameters are "
+            f"of a process in R^{shape[-1]}"
+        )
+    return initial
+
+
+def check_draw(path: PathDistribution, draw: Draw) -> None:
+    check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
+    if bool(torch.isfinite(draw.value).all()):
+        return
+    finite = torch.isfinite(draw.value).movedim(-2, 0).flatten(1).all(1)
+    first = int((~finite).nonzero()[0])
+    if first == 0:
+        raise ValueError(f"initial drew a non-finite state at {_time(path, 0)}")
+    i = first - 1
+    what = "control" if draw.u is not None and not bool(draw.u[i].isfinite().all()) else "drift"
+    raise ValueError(
+        f"the {what} of {type(path).__name__} returned a non-finite value at "
+        f"{_time(path, i)}, where the state was still finite (largest |z| "
+        f"{float(draw.z[i].detach().abs().max()):.3g}); bound it, or take smaller steps"
+    )
+
+
+def check_scale(path: PathDistribution, scale: Tensor) -> None:
+    bad = ~(scale > 0)
+    if bool(bad.any()):
+        i = int(bad.flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"the scale of {type(path).__name__} must be positive: found "
+            f"{float(scale[i].min()):g} at {_time(path, i)}; pass the diffusion through softplus "
+            "or exp"
+        )
+
+
+def _time(path: PathDistribution, i: int) -> str:
+    t = path.times[..., i]
+    return f"t={t.item():g}" if t.dim() == 0 else f"step {i} (t from {t.min():g} to {t.max():g})"

@@ -1,0 +1,198 @@
+"""The steps of two path measures side by side, and what their log ratio is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..distributions.controlled import ControlledPath
+from ..distributions.path import PathDistribution
+
+__all__ = ["Steps", "compare"]
+
+
+@dataclass
+class _Tap:
+    """What was computed from ``states``, and how: the place to ask for a local derivative."""
+
+    states: Tensor
+    outputs: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+    """The derivative of the log ratio with respect to each output."""
+
+
+@dataclass
+class Steps:
+    """The steps of a path under q against p, time first, attached to all that made them."""
+
+    w: Tensor
+    log_c: Tensor | None
+    eps: Tensor
+    taps: Callable[[Tensor, Tensor | None], Iterable[_Tap]]
+    """Given the derivatives of the log ratio with respect to w and log c, where those come from."""
+
+    def kl(self) -> Tensor:
+        if self.log_c is None:
+            return 0.5 * self.w.square().sum((0, -1))
+        c2 = torch.expm1(2 * self.log_c)
+        return (0.5 * (self.w.square() + c2) - self.log_c).sum((0, -1))
+
+    def martingale(self) -> Tensor:
+        if self.log_c is None:
+            return (self.w * self.eps).sum((0, -1))
+        c2 = torch.expm1(2 * self.log_c)
+        m = self.w * self.log_c.exp() * self.eps + 0.5 * c2 * (self.eps.square() - 1)
+        return m.sum((0, -1))
+
+    def stopped(self) -> Tensor:
+        """log q - log p as a function of the path alone, every parameter in it stopped.
+
+        Parameters keep the gradient that they have through the displacement xi that made the
+        path; the densities that weigh it see only its states.
+        """
+        eps = self.eps.detach()
+        if self.log_c is None:
+            ratio = 0.5 * self.w.square() + self.w.detach() * eps
+            taps = self.taps(eps, None)
+        else:
+            w, log_c = self.w.detach(), self.log_c.detach()
+            xi = self.w + self.log_c.exp() * eps
+            back = (xi - w) * (-log_c).exp()
+            ratio = 0.5 * (xi.square() - back.square()) - log_c
+            taps = self.taps(eps * (-log_c).exp(), eps.square() - 1)
+        result = ratio.sum((0, -1))
+        return result + _through_states(taps, eps.dim()) if torch.is_grad_enabled() else result
+
+
+def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
+    """What the stopped terms owe to the states: zero in value, exact in gradient.
+
+    The derivatives of the log ratio are known in closed form, so one local vector-Jacobian
+    product for each tap gives the states' share, without touching the parameters' and without
+    evaluating a network again.
+    """
+    total: Tensor | float = 0.0
+    states, gradients = [], []
+    for tap in taps:
+        live = [(o, s) for o, s in zip(tap.outputs, tap.slopes, strict=True) if o.requires_grad]
+        if not live or not tap.states.requires_grad:
+            continue
+        outputs, slopes = zip(*live, strict=True)
+        (gradient,) = torch.autograd.grad(
+            outputs, tap.states, slopes, retain_graph=True, allow_unused=True
+        )
+        if gradient is None:
+            continue
+        if tap.states.dim() == ndim:
+            total = total + (gradient * (tap.states - tap.states.detach())).sum((0, -1))
+        else:
+            states.append(tap.states)
+            gradients.append(gradient)
+    if states:
+        z = torch.stack(states)
+        total = total + (torch.stack(gradients) * (z - z.detach())).sum((0, -1))
+    return total
+
+
+def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
+    """Lay the steps of q and p side by side along ``value``, from its draw where that is known."""
+    if q.times is not p.times and not (
+        q.times.shape[-1] == p.times.shape[-1] and bool((q.times == p.times).all())
+    ):
+        raise ValueError(
+            "the guide's path and the model's are on different time grids; build both on one"
+        )
+    if isinstance(q, ControlledPath) and q.prior.is_same_process(p):
+        return _compare_control(q, value)
+    return _compare_transitions(q, p, value)
+
+
+def _compare_control(q: ControlledPath, value: Tensor) -> Steps:
+    """q is p pushed by a control: that control is all there is between them."""
+    t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
+    root, draw = dt.sqrt(), q.recall(value)
+    if draw is not None and draw.u is not None:
+        us, log_cs, states = draw.u, draw.log_c, draw.z
+        u, eps = torch.stack(us), draw.eps
+        log_c = None if log_cs is None else torch.stack(log_cs)
+
+        def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
+            by_u = root * by_w
+            for i, z in enumerate(states):
+                if log_cs is None or by_log_c is None:
+                    yield _Tap(z, (us[i],), (by_u[i],))
+                else:
+                    yield _Tap(z, (us[i], log_cs[i]), (by_u[i], by_log_c[i]))
+    else:
+        time_first = value.movedim(-2, 0)
+        z = time_first[:-1]
+        mean, scale = q.prior.transition(t, dt, z)
+        u, log_c = q.evaluate(t, z)
+        eps = (time_first[1:] - mean) / scale - root * u
+        eps = eps if log_c is None else eps * (-log_c).exp()
+
+        def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
+            if log_c is None or by_log_c is None:
+                yield _Tap(z, (u,), (root * by_w,))
+            else:
+                yield _Tap(z, (u, log_c), (root * by_w, by_log_c))
+
+    return Steps(root * u, log_c, eps, taps)
+
+
+def _compare_transitions(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
+    """q and p are two processes of their own: compare the means and scales of their steps."""
+    t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
+    time_first, draw = value.movedim(-2, 0), q.recall(value)
+    z = time_first[:-1]
+    mean_p, scale_p = p.transition(t, dt, z)
+    if draw is not None:
+        mean_q, eps = torch.stack(draw.mean), draw.eps
+        scale_q = torch.stack([s.expand(mean_q.shape[1:]) for s in draw.scale])
+    else:
+        mean_q, scale_q = q.transition(t, dt, z)
+        eps = (time_first[1:] - mean_q) / scale_q
+    w, log_c = (mean_q - mean_p) / scale_p, None
+    if isinstance(q, ControlledPath) and q.contraction is not None:
+        log_c = scale_q.log() - scale_p.log()
+    else:
+        _check_same_noise(q, scale_q, scale_p)
+
+    def taps(by_w: Tensor, by_log_c: Tensor | None) -> Iterable[_Tap]:
+        by_mean = by_w / scale_p.detach()
+        by_scale = by_mean * w.detach()
+        slopes_q: tuple[Tensor, ...] = (by_mean,)
+        if by_log_c is not None:
+            by_scale = by_scale + by_log_c / scale_p.detach()
+            slopes_q = (by_mean, by_log_c / scale_q.detach())
+        if draw is None:
+            outputs = (mean_q, scale_q)[: len(slopes_q)]
+            yield _Tap(z, outputs, _fit(slopes_q, outputs))
+        else:
+            for i, state in enumerate(draw.z):
+                outputs = (draw.mean[i], draw.scale[i])[: len(slopes_q)]
+                yield _Tap(state, outputs, _fit(tuple(s[i] for s in slopes_q), outputs))
+        yield _Tap(z, (mean_p, scale_p), _fit((-by_mean, -by_scale), (mean_p, scale_p)))
+
+    return Steps(w, log_c, eps, taps)
+
+
+def _fit(slopes: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Slopes summed over what their outputs were broadcast along."""
+    return tuple(s.sum_to_size(o.shape) for s, o in zip(slopes, outputs, strict=True))
+
+
+def _check_same_noise(q: PathDistribution, scale_q: Tensor, scale_p: Tensor) -> None:
+    gap = ((scale_q - scale_p) / scale_p).detach().abs()
+    tol = 1e3 * torch.finfo(gap.dtype).eps
+    if bool((gap > tol).any()):
+        i = int((gap > tol).flatten(1).any(1).nonzero()[0])
+        raise ValueError(
+            f"the guide's diffusion differs from the model's by up to {float(gap.max()):.3g} "
+            f"(relative), first at step {i} (t={float(q.times[..., i].min()):g}): the KL between "
+            "their path measures is infinite. Give both the same diffusion, latent or learned "
+            "scales included, or build the guide as ControlledPath(prior, control)"
+        )
