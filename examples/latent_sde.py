@@ -125,7 +125,7 @@ def figure(
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    p = parser(__doc__, iterations=1200)
+    p = parser(__doc__, iterations=1000)
     p.add_argument("--likelihood", choices=LIKELIHOODS, default="laplace")
     p.add_argument("--dt", type=float, default=0.1, help="longest step of the grid")
     p.add_argument(
