@@ -191,6 +191,44 @@ def test_subsampled_training_reaches_every_series():
     assert shared.paths.z.shift.shape == (1, 1) and not shared.paths.z.has_embedding
 
 
+def test_the_rest_guide_and_the_model_share_their_draws():
+    """Mini-batch indices, and values from a rest guide that draws its sites itself."""
+    indices = []
+
+    def model(y, batch):
+        with pyro.plate("series", 4, subsample_size=batch, dim=-1) as index:
+            indices.append(index)
+            shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+            pyro.sample("z", BrownianMotion(1.0, GRID, torch.zeros(1)))
+            pyro.sample("y", dist.Normal(shift, 0.3), obs=y[index])
+
+    y = torch.zeros(4)
+    guide = AutoSDE(model, rest=AutoDelta).setup(y, 2)
+    with torch.no_grad():
+        guide.rest.shift_unconstrained.copy_(torch.arange(4.0))
+    for _ in range(5):
+        draw = guide(y, 2)
+        assert torch.equal(draw["shift"], indices[-1].double())
+
+    def by_hand(model):
+        return lambda *args: pyro.sample("scale", dist.LogNormal(pyro.param("m", Y[0]), 0.1))
+
+    def scaled(y):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+        pyro.sample("z", BrownianMotion(scale.unsqueeze(-1), GRID, torch.zeros(1)))
+        pyro.sample("y", dist.Normal(scale, 0.3), obs=y)
+
+    guide = AutoSDE(scaled, rest=by_hand, name="hand")
+    options = {"max_plate_nesting": 0}
+    full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), scaled, guide, Y[0])
+    assert_same(full, loss_and_gradients(Trace_ELBO(**options), scaled, guide, Y[0]))
+    guide(Y[0])
+    model_trace, guide_trace = guide.get_traces()
+    value = guide_trace.nodes["scale"]["value"]
+    assert value is guide._rest_trace.nodes["scale"]["value"]
+    assert torch.equal(model_trace.nodes["z"]["fn"].scale, value.unsqueeze(-1))
+
+
 def test_latents_are_those_of_the_first_call():
     guide = AutoSDE(simple).setup(Y)
     assert set(guide(Y)) == set(guide(None)) == {"z"}

@@ -286,3 +286,64 @@ def test_martingale_has_mean_zero_under_q():
     with torch.no_grad():
         m = girsanov(q, problem.make(), q.sample((50_000,))).martingale
     assert abs(m.mean()) < 5 * m.std() / 50_000**0.5
+
+
+@pytest.mark.parametrize("estimator", ["stl", "full", "kl"])
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("transformed", [False, True])
+def test_sampled_once_evaluated_once(estimator, by_hand, transformed):
+    """The control is called once a step, whatever the estimator and the wrapping."""
+    problem = Problem("ou", "normal", "plain")
+    calls = 0
+
+    def control(t, z):
+        nonlocal calls
+        calls += 1
+        return problem.net(t, z)
+
+    def wrap(path):
+        exp = torch.distributions.transforms.ExpTransform(cache_size=1)
+        return dist.TransformedDistribution(path, [exp]) if transformed else path
+
+    def model():
+        problem.observe(pyro.sample("z", wrap(problem.make())))
+
+    def guide():
+        pyro.sample("z", wrap(ControlledPath(problem.make(), control)))
+
+    q = guide if by_hand else AutoSDE(model, control=control).setup()
+    elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
+    calls = 0
+    elbo.differentiable_loss(model, q).backward()
+    assert calls == len(TIMES) - 1
+
+
+def test_a_path_drawn_without_gradients_is_scored_with_them():
+    """A draw made under no_grad knows no gradients: it must not be used where they are wanted."""
+    problem = Problem("ou", "normal", "plain")
+    q = ControlledPath(problem.make(), problem.control)
+    with torch.no_grad():
+        value = q.rsample()
+    for p in (q.prior, problem.make()):
+        terms = girsanov(q, p, value)
+        fresh = girsanov(q, p, value.clone())
+        for a, b in zip(terms, fresh, strict=True):
+            slopes = [
+                torch.autograd.grad(x, list(problem.net.parameters()), retain_graph=True)
+                for x in (a, b)
+            ]
+            torch.testing.assert_close(*slopes)
+
+
+def test_terms_have_the_batch_shape_of_the_site():
+    problem = Problem("ou", "normal", "plain")
+    prior = problem.make().expand((4, 3))
+    q = ControlledPath(prior, problem.control)
+    value = q.sample()
+    plain, event = girsanov(q, prior, value), girsanov(q.to_event(1), prior.to_event(1), value)
+    mask = torch.tensor([True, False, True])
+    masked = girsanov(q.mask(mask), prior.mask(mask), value)
+    for a, b, c in zip(plain, event, masked, strict=True):
+        assert a.shape == (4, 3) and b.shape == (4,)
+        torch.testing.assert_close(a.sum(-1), b)
+        torch.testing.assert_close(a * mask, c)
