@@ -244,6 +244,45 @@ def test_geometric_brownian_motion_site():
     assert (q(y)["x"] > 0).all()
 
 
+def test_learned_transforms_in_a_chain():
+    """Two bijections with parameters of their own: "full" is still stock, gradients and all."""
+
+    def price():
+        loc = pyro.param("loc", torch.tensor(0.3))
+        scale = pyro.param("width", torch.tensor(-0.8))
+        return dist.TransformedDistribution(prior(), [AffineTransform(loc, scale), ExpTransform()])
+
+    def m(y):
+        pyro.sample("y", dist.Normal(pyro.sample("z", price())[..., -1, 0], 0.3), obs=y)
+
+    y = torch.tensor(0.6)
+    q = AutoSDE(m).setup(y)
+    _shake(q)
+    full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", max_plate_nesting=0), m, q, y)
+    assert_same(full, loss_and_gradients(Trace_ELBO(max_plate_nesting=0), m, q, y))
+    assert full[1]["loc"] != 0 and full[1]["width"] != 0
+
+
+def test_beside_a_discrete_latent():
+    """A score function upstream of a path: its cost to go contains the path's log ratio."""
+
+    def m(y):
+        k = pyro.sample("k", dist.Bernoulli(0.4))
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 2 * k.unsqueeze(-1), 0.7, GRID))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3), obs=y)
+
+    def q(y):
+        k = pyro.sample("k", dist.Bernoulli(pyro.param("p", torch.tensor(0.3))))
+        gain = pyro.param("gain", torch.tensor(0.5))
+        p = OrnsteinUhlenbeck(1.0, 2 * k.unsqueeze(-1), 0.7, GRID)
+        pyro.sample("z", ControlledPath(p, lambda t, z: gain * (0.5 - z)))
+
+    y = torch.tensor(0.6)
+    full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", max_plate_nesting=0), m, q, y)
+    assert_same(full, loss_and_gradients(Trace_ELBO(max_plate_nesting=0), m, q, y))
+    assert full[1]["p"] != 0
+
+
 @pytest.mark.parametrize("wrap", ["mask", "to_event", "expand"])
 def test_wrapped_paths_are_found(wrap):
     keep = torch.tensor([True, False, True])

@@ -5,7 +5,6 @@ from .controlled import ControlledPath
 from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
 from .sde import SDEPath
-from .wrapping import unwrap
 
 __all__ = [
     "BrownianMotion",
@@ -14,5 +13,4 @@ __all__ = [
     "OrnsteinUhlenbeck",
     "PathDistribution",
     "SDEPath",
-    "unwrap",
 ]

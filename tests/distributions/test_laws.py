@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck, SDEPath
+from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, SDEPath
 
 from ..cases import PROCESSES, TIMES
 
@@ -155,3 +155,24 @@ def test_density_is_a_pure_function_of_its_value():
     other = value.detach().requires_grad_()
     (slope,) = torch.autograd.grad(path.log_prob(other), other)
     assert torch.equal(fresh, slope)
+
+
+@pytest.mark.parametrize("single", ["times", "initial", "parameters"])
+@pytest.mark.parametrize("kind", ["ou", "brownian", "sde", "controlled"])
+def test_mixed_precision_is_promoted(kind, single):
+    """float32 beside float64 in any argument: the path is float64, as tensors promote."""
+
+    def cast(name, x):
+        return x.float() if name == single else x
+
+    times, start = cast("times", TIMES), cast("initial", torch.zeros(2))
+    one = cast("parameters", torch.ones(2))
+    path = {
+        "ou": lambda: OrnsteinUhlenbeck(one, 0.0, one, times, initial=start),
+        "brownian": lambda: BrownianMotion(one, times, start),
+        "sde": lambda: SDEPath(lambda t, z: -one * z, lambda t, z: one, start, times),
+        "controlled": lambda: ControlledPath(BrownianMotion(one, times, start), torch.sub),
+    }[kind]()
+    value = path.rsample((3,))
+    assert value.dtype == torch.float64
+    assert path.log_prob(value).dtype == torch.float64

@@ -1,0 +1,77 @@
+"""The default control."""
+
+import pytest
+import torch
+
+from pyro_sde import MLPControl
+from pyro_sde.distributions import BrownianMotion, ControlledPath
+
+GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0, 1.1, 1.5], dtype=torch.float64)
+
+
+def shaken(*args, **options):
+    control = MLPControl(*args, **options)
+    with torch.no_grad():
+        for p in control.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return control
+
+
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("context", [0, 5])
+def test_on_grid_is_the_control(context, contraction):
+    control = shaken(2, times=GRID, context=context, contraction=contraction)
+    z, t = torch.randn(4, 3, 2), GRID[:-1].reshape(-1, 1, 1, 1)
+    extra = (torch.randn(3, context),) if context else ()
+    step = control.on_grid(t, *extra)
+    whole = control(t, z.expand(7, 4, 3, 2), *extra)
+    for i in range(7):
+        for got, one, all_ in zip(
+            *(x if contraction else (x,) for x in (step(i, z), control(t[i], z, *extra), whole)),
+            strict=True,
+        ):
+            assert got.shape == z.shape
+            torch.testing.assert_close(got, one, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(got, all_[i], rtol=1e-12, atol=1e-12)
+
+
+def test_a_path_asks_for_the_grid_once():
+    control = shaken(1, times=GRID)
+    calls = []
+    control.register_forward_hook(lambda *_: calls.append("forward"))
+    real = control.on_grid
+    control.on_grid = lambda t: calls.append("grid") or real(t)
+    ControlledPath(BrownianMotion(1.0, GRID, torch.zeros(1)), control).rsample((3,))
+    assert calls == ["grid"]
+
+
+def test_starts_at_zero_and_reads_time_between_the_steps():
+    assert (MLPControl(3, times=GRID)(GRID[:1], torch.randn(5, 3)) == 0).all()
+    control = shaken(1, times=GRID)
+    z = torch.zeros(1)
+    ends = control.time_features(GRID[3:4]), control.time_features(GRID[4:5])
+    middle = control.time_features((GRID[3:4] + GRID[4:5]) / 2)
+    n = control.embedding.shape[-1]
+    torch.testing.assert_close(middle[-n:], (ends[0][-n:] + ends[1][-n:]) / 2)
+    # After the start of the last step, and outside of the grid, the embedding is held.
+    for t in (1.2, 1.5, 9.0):
+        held = control.time_features(torch.tensor([t]))[-n:]
+        torch.testing.assert_close(held, control.embedding[-1])
+    torch.testing.assert_close(
+        control.time_features(torch.tensor([-1.0]))[-n:], control.embedding[0]
+    )
+    assert control(torch.tensor([0.2]), z) != control(torch.tensor([0.7]), z)
+
+
+def test_a_pair_of_times_is_a_span_without_steps():
+    control = MLPControl(2, times=(0.0, 3.0), features=5)
+    assert control.embedding is None and control.time_features(torch.tensor([1.0])).shape == (11,)
+
+
+def test_bottleneck_is_linear_in_the_dimension():
+    def size(dim):
+        control = MLPControl(dim, hidden=(2, 128, 2), times=GRID)
+        return sum(p.numel() for p in control.parameters())
+
+    per_weight = (size(20_000) - size(10_000)) / 10_000
+    assert per_weight == 2 + 2 + 1  # in, out and a bias
