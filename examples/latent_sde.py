@@ -98,6 +98,7 @@ def figure(
     top.plot(grid, band[1], color=POSTERIOR, lw=1.6, label="posterior median")
     errors = torch.stack([exact[1] - exact[0], exact[2] - exact[1]])
     top.errorbar(t_obs, exact[1], errors, fmt="o", ms=3, lw=1, color=EXACT, label="exact, 90 %")
+    top.margins(y=0.12)
     top.set_ylabel("latent state z")
     top.legend(frameon=False, ncol=3, fontsize=8, loc="upper left")
     top.set_title(f"Latent SDE, {args.likelihood} likelihood", fontsize=11)

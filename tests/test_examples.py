@@ -6,7 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import common
+import elbo_overhead
+import ou_evidence
+import pyro.distributions as dist
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--iterations", "3", "--particles", "2"]
@@ -22,18 +27,9 @@ EXAMPLES = {
 RUNS = [(name, options) for name, runs in EXAMPLES.items() for options in runs]
 
 
-@pytest.fixture
-def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
-
-
 @pytest.fixture(autouse=True)
 def single_precision(clean_slate):
     """Users run the examples in float32."""
-    import torch
-
     torch.set_default_dtype(torch.float32)
 
 
@@ -43,8 +39,8 @@ def test_every_example_is_listed():
 
 
 @pytest.mark.parametrize("name, options", RUNS, ids=[" ".join([n, *o]) for n, o in RUNS])
-def test_example(name, options, load, tmp_path, capsys):
-    module = load(name.removesuffix(".py"))
+def test_example(name, options, tmp_path, capsys):
+    module = importlib.import_module(name.removesuffix(".py"))
     result = module.main(module.parse([*SMALL, *options, "--out", str(tmp_path)]))
     numbers = result.values() if isinstance(result, dict) else [result]
     assert all(math.isfinite(x) for x in numbers)
@@ -60,12 +56,8 @@ def test_help(name):
     assert "--seed" in text and "--iterations" in text
 
 
-def test_exact_filter_against_a_gaussian_process(load):
+def test_exact_filter_against_a_gaussian_process():
     """The examples' quadrature, on Gaussian observations where the answer is known."""
-    import pyro.distributions as dist
-    import torch
-
-    common = load("common")
     torch.set_default_dtype(torch.float64)
     times, y = torch.tensor([0.3, 0.4, 1.5]), torch.tensor([0.5, -0.3, 1.0])
 
@@ -86,9 +78,16 @@ def test_exact_filter_against_a_gaussian_process(load):
     torch.testing.assert_close(median, mean, rtol=0, atol=0.02)  # the grid's spacing is 0.013
 
 
-def test_benchmark(load, capsys):
+def test_overhead_benchmark(capsys):
     """Runs, and finds that both loops compute the same loss; no time is judged."""
-    bench = load("elbo_overhead")
-    args = bench.parse(["--steps", "5", "--batch", "8", "--width", "4", "--repeats", "1"])
-    assert set(bench.main(args)) == {"bare", "kl", "full", "stl"}
+    args = elbo_overhead.parse(["--steps", "5", "--batch", "8", "--width", "4", "--repeats", "1"])
+    assert set(elbo_overhead.main(args)) == {"bare", "kl", "full", "stl"}
     assert "x bare loop" in capsys.readouterr().out
+
+
+def test_evidence_benchmark(capsys):
+    """The whole script, little of it trained: untrained guides are far from the evidence."""
+    args = ou_evidence.parse(["--seeds", "1", "--iterations", "2", "--samples", "2000"])
+    gaps = ou_evidence.main(args)
+    assert gaps["optimal control, 480 steps"][0] < 1 < gaps["AutoSDE, 12 steps, contraction"][0]
+    assert "exact log evidence -8.7595" in capsys.readouterr().out
