@@ -135,6 +135,31 @@ def test_an_observed_path_keeps_its_density():
         assert with_data[1]["rate"] != 0
 
 
+@pytest.mark.parametrize("auto", [False, True])
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_densities_that_the_model_computes_itself(auto, vectorized):
+    """A path's log_prob inside model or guide is the user's, and is left alone."""
+    seen = prior().sample()
+    runs = 0
+
+    def m(y):
+        nonlocal runs
+        runs += 1
+        model(y)
+        rate = pyro.param("rate", torch.tensor(1.0))
+        pyro.factor("extra", OrnsteinUhlenbeck(rate, 0.0, 0.7, GRID).log_prob(seen))
+
+    q = AutoSDE(m).setup(Y) if auto else guide
+    options = {"max_plate_nesting": 1}
+    if vectorized:
+        options = {"num_particles": 2, "vectorize_particles": True, "max_plate_nesting": 2}
+    runs = 0
+    full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), m, q, Y)
+    assert runs == 1
+    assert full[1]["rate"] != 0
+    assert_same(full, loss_and_gradients(Trace_ELBO(**options), m, q, Y))
+
+
 def test_nuts_samples_a_path():
     """Posterior mean at the observations against the exact Gaussian one."""
     pyro.set_rng_seed(0)

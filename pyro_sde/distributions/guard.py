@@ -5,25 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.escape_messenger import EscapeMessenger
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
+from typing_extensions import Self
 
-__all__ = ["defer_scoring", "refuse_unsupported_inference", "scoring_is_deferred"]
+__all__ = [
+    "defer_scoring",
+    "refuse_unsupported_inference",
+    "score_as_usual",
+    "scoring_is_deferred",
+]
 
 _deferred: ContextVar[bool] = ContextVar("pyro_sde_scoring_deferred", default=False)
 
 
 @contextmanager
 def defer_scoring() -> Iterator[None]:
-    """Inside, the log density of a path is zero: the caller computes it from the draw."""
+    """Inside, the log density of a path is zero: the caller computes it from the draw.
+
+    Models and guides that run inside are wrapped in :class:`score_as_usual`, so that it is only
+    the traces' scoring that is deferred, never a density that the user asks for.
+    """
     token = _deferred.set(True)
     try:
         yield
     finally:
         _deferred.reset(token)
+
+
+class score_as_usual(Messenger):
+    """Ends :func:`defer_scoring` while a model or guide runs. A messenger, for Pyro to look
+    through when it asks what kind of guide it has."""
+
+    def __enter__(self) -> Self:
+        self._token = _deferred.set(False)
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        _deferred.reset(self._token)
+        super().__exit__(*args)
 
 
 def scoring_is_deferred() -> bool:

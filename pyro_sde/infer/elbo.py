@@ -16,7 +16,7 @@ from pyro.infer.traceenum_elbo import TraceEnum_ELBO
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 
-from ..distributions.guard import defer_scoring
+from ..distributions.guard import defer_scoring, score_as_usual
 from ..distributions.wrapping import unwrap
 from .girsanov import ESTIMATORS, path_divergence
 
@@ -59,7 +59,7 @@ class _PathELBO:
     ) -> tuple[Trace, Trace]:
         with defer_scoring():
             model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
-                model, guide, args, kwargs
+                score_as_usual()(model), score_as_usual()(guide), args, kwargs
             )
         for name, site in model_trace.nodes.items():
             if site["type"] == "sample" and unwrap(site["fn"]) is not None:
