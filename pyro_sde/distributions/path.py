@@ -189,14 +189,14 @@ class PathDistribution(TorchDistribution):
             return value.new_zeros(shape)
         if self._validate_args:
             self._validate_sample(value)
-        z = value.movedim(-2, 0)
-        t, dt = self.step_times(value.dim() - 2 - len(self.batch_shape))
+        z = value.expand(shape + self.event_shape).movedim(-2, 0)
+        t, dt = self.step_times(len(shape) - len(self.batch_shape))
         mean, scale = self.transition(t, dt, z[:-1])
         if self._validate_args:
             check_scale(self, scale.detach())
         eps = (z[1:] - mean) / scale
         log_p = -0.5 * eps.square() - scale.log() - 0.5 * math.log(2 * math.pi)
-        return self._initial_log_prob(z[0]) + log_p.sum((0, -1)).expand(shape)
+        return self._initial_log_prob(z[0]) + log_p.sum((0, -1))
 
     def _initial_log_prob(self, z0: Tensor) -> Tensor:
         if not isinstance(self.initial, Tensor):

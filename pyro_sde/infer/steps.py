@@ -105,6 +105,9 @@ def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
         raise ValueError(
             "the guide's path and the model's are on different time grids; build both on one"
         )
+    shape = torch.broadcast_shapes(value.shape[:-2], q.batch_shape, p.batch_shape)
+    if shape != value.shape[:-2]:
+        value = value.expand(shape + value.shape[-2:])
     if isinstance(q, ControlledPath) and q.prior.is_same_process(p):
         return _compare_control(q, value)
     return _compare_transitions(q, p, value)

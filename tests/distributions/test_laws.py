@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from pyro_sde import girsanov
 from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, SDEPath
 
 from ..cases import PROCESSES, TIMES
@@ -176,3 +177,21 @@ def test_mixed_precision_is_promoted(kind, single):
     value = path.rsample((3,))
     assert value.dtype == torch.float64
     assert path.log_prob(value).dtype == torch.float64
+
+
+@every_process
+def test_one_path_under_a_batch_of_processes(make):
+    """A value without batch dimensions is scored by every process of the batch, also where the
+    number of steps equals the batch."""
+    value = make().sample()
+    for n in (3, len(TIMES) - 1, len(TIMES)):
+        path = make().expand((n,))
+        torch.testing.assert_close(path.log_prob(value), make().log_prob(value).expand(n))
+    rates = torch.tensor([[0.5], [1.0], [2.0], [3.0], [4.0]])
+    path = OrnsteinUhlenbeck(rates, 0.0, 1.0, TIMES)
+    value = path.sample()[0]
+    rows = [OrnsteinUhlenbeck(r, 0.0, 1.0, TIMES).log_prob(value) for r in rates]
+    torch.testing.assert_close(path.log_prob(value), torch.stack(rows))
+    q = ControlledPath(path, lambda t, z: -z)
+    terms = girsanov(q, path, value)
+    torch.testing.assert_close(sum(terms), q.log_prob(value) - path.log_prob(value))
