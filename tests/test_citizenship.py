@@ -67,6 +67,18 @@ def test_every_elbo_trains(elbo):
     assert pyro.param("gain").item() != 0.5
 
 
+def test_a_plate_of_observations_needs_nothing_special_for_single_particles():
+    def m(y=None):
+        z = pyro.sample("z", prior())
+        with pyro.plate("obs", len(T_OBS)):
+            pyro.sample("y", dist.Laplace(select(z, GRID, T_OBS)[..., 0], 0.1), obs=y)
+
+    for options in ({}, {"num_particles": 3}):
+        pyro.clear_param_store()
+        svi = SVI(m, AutoSDE(m), pyro.optim.Adam({"lr": 1e-2}), TraceSDE_ELBO(**options))
+        assert all(torch.isfinite(torch.tensor([svi.step(Y) for _ in range(3)])))
+
+
 @pytest.mark.parametrize("elbo", [TraceSDE_ELBO, TraceMeanFieldSDE_ELBO])
 def test_num_particles_vectorized_or_not_agree(elbo):
     """Means over 400 draws, within 5 standard errors of their difference."""
