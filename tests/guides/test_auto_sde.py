@@ -11,6 +11,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuideList, AutoNormal
+from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_sde import (
@@ -21,7 +22,7 @@ from pyro_sde import (
     select,
     time_grid,
 )
-from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck
+from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, SDEPath
 
 from ..cases import Net, assert_same, loss_and_gradients
 
@@ -510,4 +511,42 @@ def test_a_path_without_rsample_gets_a_score_function():
     assert_same(
         loss_and_gradients(TraceSDE_ELBO(**options), model, guide),
         loss_and_gradients(Trace_ELBO(**options), model, guide),
+    )
+
+
+class LearnedPrior(PyroModule):
+    """A model that is a module: its prior drift is a network, its site lives in a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.drift = Net(1)
+        self.log_noise = nn.Parameter(torch.zeros(()))
+
+    def forward(self, y=None):
+        start = dist.Normal(torch.zeros(1), 1.0).to_event(1)
+        z = pyro.sample("block.w", SDEPath(self.drift, lambda t, z: 0.5, start, GRID))
+        x = select(z, GRID, T_OBS)[..., 0]
+        pyro.sample("y", dist.Normal(x, self.log_noise.exp()).to_event(1), obs=y)
+
+
+def test_a_module_as_model_is_trained_with_its_guide():
+    model = LearnedPrior()
+    guide = AutoSDE(model).setup(Y)
+    assert guide.path_sites == ("block.w",)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    elbo = TraceSDE_ELBO(num_particles=4, vectorize_particles=True)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), elbo)
+    losses = torch.tensor([svi.step(Y) for _ in range(60)])
+    assert losses[-15:].mean() < losses[:15].mean()
+    assert all((v != before[k]).any() for k, v in model.state_dict().items())
+    assert guide(Y)["block.w"].shape == (len(GRID), 1)
+
+    loss_fn = elbo(model, guide)
+    names = {n for n, _ in loss_fn.named_parameters()}
+    assert any(n.startswith("model.drift") for n in names)
+    assert any(n.startswith("guide.paths.block.w.control") for n in names)
+    options = {"max_plate_nesting": 0}
+    assert_same(
+        loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), model, guide, Y),
+        loss_and_gradients(Trace_ELBO(**options), model, guide, Y),
     )
