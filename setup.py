@@ -8,7 +8,7 @@ version = re.search(r'__version__ = "(.+?)"', (here / "pyro_sde/__init__.py").re
 assert version is not None
 
 plot = ["matplotlib>=3.7"]
-test = ["pytest>=7.4", "scipy>=1.10", "torchsde>=0.2.6", "tqdm>=4.60", *plot]
+test = ["pytest>=7.4", "torchsde>=0.2.6", "tqdm>=4.60", *plot]
 
 setup(
     name="pyro-sde",
