@@ -1,8 +1,6 @@
-"""The autoguide: what it builds, what it sees, what it saves."""
+"""The autoguide: what it builds, what it sees, what it refuses."""
 
 import functools
-import io
-import pickle
 
 import pyro
 import pyro.distributions as dist
@@ -20,55 +18,11 @@ from pyro_sde import (
     TraceMeanFieldSDE_ELBO,
     TraceSDE_ELBO,
     select,
-    time_grid,
 )
 from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, SDEPath
 
 from ..cases import Net, assert_same, loss_and_gradients
-
-T_OBS = torch.tensor([0.3, 0.5, 1.0], dtype=torch.float64)
-GRID = time_grid(0.0, 1.0, dt=0.2, include=T_OBS)
-Y = torch.tensor([0.4, -0.2, 1.1], dtype=torch.float64)
-SERIES = torch.tensor([[0.4, -0.2, 1.1], [0.1, 0.3, 0.2], [2.0, 1.0, 0.0], [-1.0, -1.5, -2.0]])
-SERIES = SERIES.double()
-
-
-def simple(y=None):
-    z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID))
-    pyro.sample("y", dist.Normal(select(z, GRID, T_OBS)[..., 0], 0.3).to_event(1), obs=y)
-
-
-def mixed(y=None):
-    """Latents upstream of a path and beside it, and a second path."""
-    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    rate = pyro.sample("dyn.rate", dist.Gamma(2.0, 2.0))
-    z = pyro.sample("z", OrnsteinUhlenbeck(rate.unsqueeze(-1), 0.0, scale.unsqueeze(-1), GRID))
-    b = pyro.sample("trend", BrownianMotion(scale.unsqueeze(-1), GRID, torch.zeros(1)))
-    noise = pyro.sample("noise", dist.HalfNormal(1.0))
-    x = select(z + b, GRID, T_OBS)[..., 0]
-    pyro.sample("y", dist.Normal(x, noise.unsqueeze(-1)).to_event(1), obs=y)
-
-
-def series(y, batch=None):
-    """Paths in a plate that may be subsampled, with a local and a global latent."""
-    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
-    with pyro.plate("series", len(SERIES), subsample_size=batch, dim=-1) as index:
-        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
-        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, scale.unsqueeze(-1), GRID))
-        x = select(z, GRID, T_OBS)[..., 0] + shift.unsqueeze(-1)
-        pyro.sample("y", dist.Normal(x, 0.3).to_event(1), obs=y[index])
-
-
-MODELS = {"simple": (simple, Y), "mixed": (mixed, Y), "series": (series, SERIES)}
-
-
-def shaken(model, *args, **options):
-    """A guide that is not at its start."""
-    guide = AutoSDE(model, **options).setup(*args)
-    with torch.no_grad():
-        for p in guide.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-    return guide
+from .models import GRID, MODELS, SERIES, T_OBS, Y, mixed, series, shaken, simple
 
 
 def test_untrained_posterior_is_the_prior():
@@ -259,102 +213,6 @@ def test_controls_of_ones_own():
         AutoSDE(mixed, control={"w": net}).setup(Y)
 
 
-def test_setup_leaves_the_random_state_alone():
-    before = torch.get_rng_state()
-    guide = AutoSDE(series).setup(SERIES)
-    assert torch.equal(before, torch.get_rng_state())
-    names = set(guide.state_dict())
-    svi = SVI(series, guide, pyro.optim.Adam({"lr": 0.01}), TraceSDE_ELBO())
-    svi.step(SERIES)
-    assert set(guide.state_dict()) == names
-    stored = {p.unconstrained() for p in map(pyro.param, pyro.get_param_store().keys())}
-    assert stored == set(guide.parameters())
-
-
-def train(guide, model, y, steps, seed, optim=None):
-    pyro.set_rng_seed(seed)
-    optim = optim or pyro.optim.Adam({"lr": 0.02})
-    svi = SVI(model, guide, optim, TraceSDE_ELBO())
-    return [svi.step(y) for _ in range(steps)], optim
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_param_store_and_optimizer_save_and_go_on_identically(name, tmp_path):
-    model, y = MODELS[name]
-    guide = AutoSDE(model)
-    _, optim = train(guide, model, y, 5, seed=0)
-    pyro.get_param_store().save(tmp_path / "params")
-    optim.save(tmp_path / "optim")
-    expected, _ = train(guide, model, y, 5, seed=1, optim=optim)
-
-    pyro.clear_param_store()
-    pyro.get_param_store().load(tmp_path / "params")
-    again, optim = AutoSDE(model), pyro.optim.Adam({"lr": 0.02})
-    optim.load(tmp_path / "optim")
-    got, _ = train(again, model, y, 5, seed=1, optim=optim)
-    assert got == expected
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_state_dict_and_pickle_go_on_identically(name):
-    model, y = MODELS[name]
-    guide = AutoSDE(model)
-    train(guide, model, y, 5, seed=0)
-    blob, state = pickle.dumps(guide), io.BytesIO()
-    torch.save(guide.state_dict(), state)
-    expected, _ = train(guide, model, y, 5, seed=1)
-
-    pyro.clear_param_store()
-    got, _ = train(pickle.loads(blob), model, y, 5, seed=1)
-    assert got == expected
-
-    pyro.clear_param_store()
-    state.seek(0)
-    fresh = AutoSDE(model).setup(y)
-    fresh.load_state_dict(torch.load(state, weights_only=True))
-    got, _ = train(fresh, model, y, 5, seed=1)
-    assert got == expected
-
-
-def test_plain_torch_optimizer():
-    guide = AutoSDE(mixed).setup(Y)
-    loss_fn = TraceSDE_ELBO(num_particles=8, vectorize_particles=True)(mixed, guide)
-    optimizer = torch.optim.Adam(guide.parameters(), lr=0.03)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = loss_fn(Y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-15:]) < sum(losses[:15])
-
-
-def test_a_seed_reproduces_training():
-    runs = []
-    for _ in range(2):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(3)
-        guide = AutoSDE(mixed, contraction=True)
-        runs.append(train(guide, mixed, Y, 4, seed=3)[0])
-    assert runs[0] == runs[1]
-
-
-def test_a_second_guide_of_the_same_name_is_refused():
-    first = AutoSDE(simple)
-    train(first, simple, Y, 1, seed=0)
-    second = AutoSDE(simple)
-    with pytest.raises(ValueError, match=r"clear_param_store.*name="):
-        train(second, simple, Y, 1, seed=0)
-    train(AutoSDE(simple, name="Second"), simple, Y, 1, seed=0)
-    train(first, simple, Y, 1, seed=0)
-    del first
-    with pytest.raises(ValueError, match="another guide"):
-        train(AutoSDE(simple), simple, Y, 1, seed=0)
-    pyro.clear_param_store()
-    train(second, simple, Y, 1, seed=0)
-
-
 def test_autoguidelist_is_refused():
     guides = AutoGuideList(mixed)
     with pytest.raises(TypeError, match="rest="):
@@ -387,23 +245,6 @@ def test_median_and_quantiles(parallel):
     assert median["z"].shape == (len(GRID), 1)
     both = AutoSDE(mixed, name="m").setup(Y).median(Y, num_samples=5, parallel=parallel)
     assert set(both) == {"scale", "dyn.rate", "z", "trend", "noise"}
-
-
-def test_module_control_keeps_its_parameters_trainable():
-    """A module passed in by hand is trained in place."""
-
-    class Wrap(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net(1)
-
-        def forward(self, t, z):
-            return self.net(t, z)
-
-    control = Wrap()
-    before = [p.detach().clone() for p in control.parameters()]
-    train(AutoSDE(simple, control=control), simple, Y, 3, seed=0)
-    assert all((a != b).any() for a, b in zip(before, control.parameters(), strict=True))
 
 
 def test_a_trained_guide_moves_to_another_grid():
