@@ -9,9 +9,9 @@ import torch
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from pyro_sde import AutoSDE, TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, girsanov
-from pyro_sde.distributions import ControlledPath, SDEPath
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
 
-from ..cases import LIKELIHOODS, PROCESSES, TIMES, Net, assert_same, loss_and_gradients
+from ..cases import LIKELIHOODS, PROCESSES, TIMES, Net, assert_same, loss_and_gradients, positive
 
 OBSERVED = [1, 3, 5]
 LAYOUTS = {
@@ -348,3 +348,48 @@ def test_terms_have_the_batch_shape_of_the_site():
         assert a.shape == (4, 3) and b.shape == (4,)
         torch.testing.assert_close(a.sum(-1), b)
         torch.testing.assert_close(a * mask, c)
+
+
+def test_one_diffusion_in_two_discretisations():
+    """An exact OU prior and a guide of Euler steps: their scales differ by order dt, their
+    diffusion does not. The laws hold, and the bound meets that of the ControlledPath."""
+
+    def pair(steps):
+        times = torch.linspace(0.0, 1.0, steps + 1)
+
+        def prior():
+            return OrnsteinUhlenbeck(1.5, 0.2, positive("s", 0.8), times, initial=torch.zeros(1))
+
+        def model():
+            z = pyro.sample("z", prior())
+            pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3), obs=torch.tensor(0.7))
+
+        def euler():
+            s, k = positive("s", 0.8), pyro.param("k", torch.tensor(0.6))
+            drift = lambda t, z: -1.5 * (z - 0.2) + s * (k - z)  # noqa: E731
+            pyro.sample("z", SDEPath(drift, lambda t, z: s, torch.zeros(1), times))
+
+        def controlled():
+            k = pyro.param("k", torch.tensor(0.6))
+            pyro.sample("z", ControlledPath(prior(), lambda t, z: k - z))
+
+        return model, euler, controlled
+
+    model, euler, _ = pair(8)
+    options = {"max_plate_nesting": 0}
+    full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), model, euler)
+    assert_same(full, loss_and_gradients(Trace_ELBO(**options), model, euler))
+    stl = loss_and_gradients(TraceSDE_ELBO(**options), model, euler)
+    assert stl[0] == pytest.approx(full[0], abs=1e-9)
+    excess = []
+    for steps in (10, 40, 160):
+        model, euler, controlled = pair(steps)
+        elbo = TraceSDE_ELBO(
+            path_estimator="kl", num_particles=2000, vectorize_particles=True, max_plate_nesting=1
+        )
+        losses = []
+        for guide in (euler, controlled):
+            pyro.set_rng_seed(0)
+            losses.append(elbo.loss(model, guide))
+        excess.append(abs(losses[0] - losses[1]))
+    assert excess[2] < excess[1] / 2 < excess[0] / 4
