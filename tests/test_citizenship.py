@@ -279,6 +279,9 @@ def test_geometric_brownian_motion_site():
     losses = torch.tensor([svi.step(y) for _ in range(60)])
     assert losses[-10:].mean() < losses[:10].mean() - 1
     assert (q(y)["x"] > 0).all()
+    full = TraceSDE_ELBO(path_estimator="full", max_plate_nesting=0)
+    stock = Trace_ELBO(max_plate_nesting=0)
+    assert_same(loss_and_gradients(full, price, q, y), loss_and_gradients(stock, price, q, y))
 
 
 def test_learned_transforms_in_a_chain():

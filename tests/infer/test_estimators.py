@@ -18,6 +18,11 @@ LAYOUTS = {
     "plain": ({"max_plate_nesting": 1}, False),
     "plate": ({"max_plate_nesting": 1}, True),
     "loop": ({"max_plate_nesting": 1, "num_particles": 2}, True),
+    "loop_plain": ({"max_plate_nesting": 1, "num_particles": 2}, False),
+    "vectorized_plain": (
+        {"max_plate_nesting": 1, "num_particles": 3, "vectorize_particles": True},
+        False,
+    ),
     "vectorized": (
         {"max_plate_nesting": 2, "num_particles": 3, "vectorize_particles": True},
         True,

@@ -136,13 +136,13 @@ class Optimal(nn.Module):
         return self.gain * self.s * (self.target - z) / var
 
 
-def brownian_problem(steps):
+def brownian_problem(steps, noise=0.5):
     times = torch.linspace(0.0, 1.0, steps + 1)
-    control = Optimal()
+    control = Optimal(noise=noise)
 
     def model():
         z = pyro.sample("z", BrownianMotion(1.0, times, torch.zeros(1)))
-        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.5), obs=torch.tensor(0.8))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], noise), obs=torch.tensor(0.8))
 
     def guide():
         pyro.module("control", control)
@@ -151,24 +151,31 @@ def brownian_problem(steps):
     return model, guide, control
 
 
-def variance_at(steps, estimator):
+def variances_at(steps, estimator, noise):
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    model, guide, _ = brownian_problem(steps)
+    model, guide, _ = brownian_problem(steps, noise)
     elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
-    return gradient_variance(elbo, model, guide, num_samples=100).mean
+    result = gradient_variance(elbo, model, guide, num_samples=100)
+    return {name.split("$$$")[1]: v.item() for name, v in result.variance.items()}
 
 
-def test_variance_vanishes_at_the_optimum():
+@pytest.mark.parametrize(
+    "noise, parameters", [(0.5, ("gain", "target", "noise")), (0.3, ("gain", "target"))]
+)
+def test_variance_vanishes_at_the_optimum(noise, parameters):
     """At 100 steps at most 1/100 of the others'; at least 8 times less at 4 times the steps.
 
-    The error of the discrete control is of order dt, so the variance falls 16-fold in theory;
-    100 draws know a variance to some 20 %.
+    The error of the discrete control is of order dt / noise^2, so the variance falls 16-fold in
+    theory; 100 draws know a variance to some 20 %. With noise 0.3 the learned noise, which acts at
+    the very end, is at 1/45 of "kl" at 100 steps and below 1/600 at 400; all others hold.
     """
-    coarse = {e: variance_at(100, e) for e in ("stl", "full", "kl")}
-    assert coarse["stl"] < coarse["full"] / 100
-    assert coarse["stl"] < coarse["kl"] / 100
-    assert variance_at(400, "stl") < coarse["stl"] / 8
+    coarse = {e: variances_at(100, e, noise) for e in ("stl", "full", "kl")}
+    fine = variances_at(400, "stl", noise)
+    for name in parameters:
+        assert coarse["stl"][name] < coarse["full"][name] / 100
+        assert coarse["stl"][name] < coarse["kl"][name] / 100
+    assert all(fine[name] < coarse["stl"][name] / 8 for name in fine)
 
 
 def test_the_three_estimators_have_one_mean():
