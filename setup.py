@@ -8,7 +8,9 @@ version = re.search(r'__version__ = "(.+?)"', (here / "pyro_sde/__init__.py").re
 assert version is not None
 
 plot = ["matplotlib>=3.7"]
-test = ["pytest>=7.4", "torchsde>=0.2.6", "tqdm>=4.60", *plot]
+metrics = ["torchmetrics>=1.4"]
+vision = ["torchvision>=0.19"]
+test = ["pytest>=7.4", "torchsde>=0.2.6", "tqdm>=4.60", *plot, *metrics, *vision]
 
 setup(
     name="pyro-sde",
@@ -23,7 +25,8 @@ setup(
     install_requires=["torch>=2.4", "pyro-ppl>=1.9"],
     extras_require={
         "plot": plot,
-        "vision": ["torchvision>=0.19"],
+        "metrics": metrics,
+        "vision": vision,
         "test": test,
         "dev": [*test, "ruff>=0.6", "mypy>=1.11"],
     },

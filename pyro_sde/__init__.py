@@ -1,6 +1,6 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer
+from . import diagnostics, distributions, guides, infer, nn, solvers
 from .guides import AutoSDE, MLPControl
 from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, girsanov
 from .times import select, time_grid
@@ -17,6 +17,8 @@ __all__ = [
     "girsanov",
     "guides",
     "infer",
+    "nn",
     "select",
+    "solvers",
     "time_grid",
 ]

@@ -149,7 +149,10 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             control = control.get(name, MLPControl)
         if not callable(control):
             raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
-        return PathPosterior(wrapped, torch.Size(shape), control, self.contraction, site["value"])
+        start = site["infer"].get("start")
+        return PathPosterior(
+            wrapped, torch.Size(shape), control, self.contraction, site["value"], start
+        )
 
     @pyro_method
     def __call__(  # type: ignore[override]

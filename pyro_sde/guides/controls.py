@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 __all__ = ["MLPControl"]
 
+LARGE = 512
+
 Output = Tensor | tuple[Tensor, Tensor]
 
 
@@ -22,11 +24,12 @@ class MLPControl(nn.Module):
     \cos \pi k \tau` for k up to ``features`` (but no faster than the grid can follow), and a
     learned embedding of the start of each step, interpolated between them, for what changes from
     one step to the next. So all that depends on time is computed once per path. The last layer
-    starts at zero: the untrained posterior is the prior. Small widths at both ends, as in
-    ``hidden=(2, 128, 2)``, keep the cost linear in a large ``dim``.
+    starts at zero: the untrained posterior is the prior. Small widths at both ends keep the cost
+    linear in a large ``dim``: the bottleneck of Xu et al. (2022) is the default there.
 
     :param dim: D, the dimension of the state.
-    :param hidden: Widths of the hidden layers.
+    :param hidden: Widths of the hidden layers; by default (64, 64), and (2, 128, 2) for a state
+        of more than 512 dimensions, the weights of a network.
     :param times: The grid, increasing, of shape ``(T,)``; or the pair (t_0, t_1) alone, which has
         no steps to embed.
     :param features: How many sines, and cosines, of time.
@@ -42,7 +45,7 @@ class MLPControl(nn.Module):
     def __init__(
         self,
         dim: int,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         *,
         times: Tensor | Sequence[float] = (0.0, 1.0),
         features: int = 16,
@@ -51,6 +54,8 @@ class MLPControl(nn.Module):
         contraction: bool = False,
     ) -> None:
         super().__init__()
+        if hidden is None:
+            hidden = (64, 64) if dim <= LARGE else (2, 128, 2)
         if not hidden or min(hidden) < 1:
             raise ValueError(f"hidden must name at least one width >= 1: found {tuple(hidden)}")
         times = torch.as_tensor(times).detach().clone()

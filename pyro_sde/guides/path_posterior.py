@@ -28,6 +28,8 @@ class PathPosterior(PyroModule):
     :param control: A control, or a class or ``functools.partial`` of one that makes it.
     :param contraction: Whether the control returns ``(u, log c)``.
     :param like: A tensor of the dtype and device to use.
+    :param start: Mean and standard deviation that the law of the start has before training; by
+        default the prior's.
     """
 
     embedding: Any
@@ -41,6 +43,7 @@ class PathPosterior(PyroModule):
         control: Any,
         contraction: bool,
         like: Tensor,
+        start: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
         path = wrapped.path
@@ -64,6 +67,10 @@ class PathPosterior(PyroModule):
             self.embedding = local(EMBEDDING)
         if self.has_start:
             self.shift, self.log_scale = local(self.dim), local(self.dim)
+            if start is not None:
+                loc, scale = _location_and_scale(path.initial, self.shift)
+                self.shift = self.shift + (start[0] - loc) / scale
+                self.log_scale = self.log_scale + (start[1] / scale).log()
 
     def forward(self, prior: PathDistribution) -> ControlledPath:
         if prior.event_shape[-1] != self.dim:

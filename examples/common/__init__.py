@@ -32,7 +32,7 @@ def parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
     p.add_argument(
         "--out",
         type=Path,
-        default=Path(__file__).parent / "out",
+        default=Path(__file__).parent.parent / "out",
         help="folder for the figure",
     )
     return p

@@ -1,0 +1,241 @@
+"""A residual network of infinite depth whose weights are a process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import torch
+from pyro.distributions import Normal
+from pyro.nn.module import PyroModule, PyroParam
+from pyro.poutine.indep_messenger import IndepMessenger
+from pyro.poutine.runtime import _PYRO_STACK
+from torch import Tensor, nn
+
+from ..distributions import OrnsteinUhlenbeck
+from ..solvers import METHODS, integrate
+from .weights import Skeleton
+
+__all__ = ["SDEBlock"]
+
+PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
+"""The plates that Pyro itself puts around a model."""
+
+
+class SDEBlock(PyroModule):
+    r"""The map from h(0) to h(1) of a network with uncertain weights at every depth,
+
+    .. math:: dh = \mathrm{field}(t, h; w_t)\,dt, \qquad dw = -\mathrm{rate}\,w\,dt
+        + \mathrm{scale}\,dB
+
+    the Ornstein-Uhlenbeck prior over the weights of ``field`` being an ordinary sample site
+    (``"block.w"`` for a block at ``self.block``): one path of the weights for each particle,
+    shared by the batch. So call the block outside of the data plate: the plate then scales the
+    likelihood, and the KL of the weights counts once. A block used twice in a model has the same
+    weights both times.
+
+    Example::
+
+        class Net(PyroModule):
+            def __init__(self):
+                super().__init__()
+                self.block = SDEBlock(nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 3)),
+                                      augment=2)
+                self.head = nn.Linear(3, 1)
+
+            def forward(self, x, y=None):
+                mean = self.head(self.block(x)).squeeze(-1)
+                with pyro.plate("data", len(x)):
+                    return pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+
+        guide = AutoSDE(Net())
+
+    With vectorised particles the output gains their dimensions at the left, before the batch.
+
+    :param field: Any module called as ``field(t, h)`` or ``field(h)`` that keeps the shape of h;
+        it is copied, and its parameters become the process. Those that need no gradient stay
+        constants.
+    :param rate: Speed at which the prior's weights return to zero. Zero is Brownian motion.
+    :param scale: The diffusion of the weights: a number, a tensor, or a parameter to be learned.
+    :param steps: Steps of the solver, and of the weights, in the time from 0 to 1.
+    :param augment: How many channels (features) of zeros to add to h.
+    :param initial: ``"point"``, w_0 is a parameter that starts as the module was initialised; or
+        ``"normal"``, w_0 is inferred too, with the prior N(0, 1 / fan in).
+    :param method: ``"euler"``, ``"heun"`` or ``"midpoint"``.
+    :param name: The name of the site.
+    :param event_dim: How many of the last dimensions of h are one input of the field: by default
+        3 if it has two-dimensional convolutions, 1 if it has linear layers only. It tells a
+        batch from particles, nothing else.
+    """
+
+    rate: Any
+    scale: Any
+    start: Any
+    times: Tensor
+    start_scale: Tensor
+
+    def __init__(
+        self,
+        field: nn.Module,
+        *,
+        rate: Any = 1.0,
+        scale: Any = 0.1,
+        steps: int = 20,
+        augment: int = 0,
+        initial: str = "point",
+        method: str = "euler",
+        name: str = "w",
+        event_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial not in ("point", "normal"):
+            raise ValueError(f'initial must be "point" or "normal": found {initial!r}')
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps must be an integer of at least 1: found {steps!r}")
+        if not isinstance(augment, int) or augment < 0:
+            raise ValueError(f"augment must be an integer of at least 0: found {augment!r}")
+        self.skeleton = Skeleton(field)
+        self.augment, self.method, self.name, self.initial = augment, method, name, initial
+        self.channel_dim = -self.skeleton.event_dim
+        self.event_dim = self.skeleton.event_dim if event_dim is None else event_dim
+        start, start_scale = self.skeleton.take_initial()
+        self.register_buffer("times", torch.linspace(0, 1, steps + 1).to(start), persistent=False)
+        if initial == "point":
+            self.start = nn.Parameter(start)
+        else:
+            self.register_buffer("start", start)
+        self.register_buffer("start_scale", start_scale, persistent=False)
+        self._assign("rate", rate)
+        self._assign("scale", scale)
+
+    def _assign(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            self.register_buffer(name, value)
+        elif isinstance(value, nn.Parameter | PyroParam):
+            setattr(self, name, value)
+        else:
+            setattr(self, name, float(value))
+
+    @property
+    def dim(self) -> int:
+        """How many weights."""
+        return self.skeleton.dim
+
+    @property
+    def evaluations(self) -> int:
+        """How often the field is evaluated in one pass."""
+        return METHODS[self.method][1] * (len(self.times) - 1)
+
+    def prior(self) -> OrnsteinUhlenbeck:
+        """The law of the weights."""
+        initial: Any = self.start
+        if self.initial == "normal":
+            initial = Normal(torch.zeros_like(self.start), self.start_scale).to_event(1)
+        zero = torch.zeros_like(self.start_scale)
+        return OrnsteinUhlenbeck(self.rate, zero, self.scale, self.times, initial)
+
+    def forward(self, h: Tensor) -> Tensor:
+        self._check_input(h)
+        w = self._weights()
+        if self.augment:
+            shape = list(h.shape)
+            shape[self.channel_dim] = self.augment
+            h = torch.cat([h, h.new_zeros(shape)], self.channel_dim)
+        lead = w.shape[:-2]
+        plates = 0
+        while lead and lead[-1] == 1:
+            lead, plates = lead[:-1], plates + 1
+        if not lead:
+            return self._solve(h, w.reshape(w.shape[-2:]))
+        has_lead = h.dim() - self.event_dim > max(plates, 1)
+        if has_lead and h.shape[: len(lead)] != lead:
+            raise ValueError(
+                f"h has shape {tuple(h.shape)}, of which the last {self.event_dim} dimensions are "
+                f"one input of the field; the weights come with particles {tuple(lead)}, so h "
+                f"should begin with {tuple(lead)} or have no such dimension. If the field takes "
+                "more dimensions for one input, say event_dim="
+            )
+        if not has_lead:
+            h = h.expand(lead + h.shape)
+        shape = h.shape
+        h = h.reshape(lead.numel(), *shape[len(lead) :])
+        w = w.reshape(lead.numel(), *w.shape[-2:])
+        return torch.func.vmap(self._solve)(h, w).reshape(shape)
+
+    def _weights(self) -> Tensor:
+        name = self._pyro_get_fullname(self.name)
+        w = self._pyro_context.get(name)
+        if w is not None:
+            return w
+        for frame in _PYRO_STACK:
+            if (
+                isinstance(frame, IndepMessenger)
+                and frame.dim == -1
+                and frame.name not in PARTICLES
+            ):
+                raise ValueError(
+                    f"site {name!r} is inside the plate {frame.name!r}: every datum would have "
+                    "weights of its own, and their KL would be scaled with the likelihood. Call "
+                    "the block before `with pyro.plate(...)`, and sample inside"
+                )
+        infer = {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
+        w = pyro.sample(name, self.prior(), infer=infer)
+        if not bool(torch.isfinite(w).all()):
+            finite = torch.isfinite(w).all(-1).reshape(-1, w.shape[-2]).all(0)
+            first = int((~finite).nonzero()[0])
+            raise ValueError(
+                f"the weights of site {name!r} are not finite from t={float(self.times[first]):g} "
+                "on: a parameter has become NaN or infinite. Go back to the last good checkpoint "
+                "and train with a lower learning rate or clipped gradients"
+            )
+        self._pyro_context.set(name, w)
+        return w
+
+    def _check_input(self, h: Tensor) -> None:
+        if not isinstance(h, Tensor) or not h.is_floating_point():
+            found = h.dtype if isinstance(h, Tensor) else type(h).__name__
+            raise TypeError(f"h must be a tensor of floating point numbers, found {found}")
+        if h.numel() == 0:
+            raise ValueError(
+                f"h is empty, of shape {tuple(h.shape)}: drop the last, empty mini-batch"
+            )
+        if h.dim() <= self.event_dim:
+            raise ValueError(
+                f"h must have a batch dimension before the {self.event_dim} of one input: found "
+                f"shape {tuple(h.shape)}; add one with h.unsqueeze(0)"
+            )
+
+    def _solve(self, h: Tensor, w: Tensor) -> Tensor:
+        versions = self.skeleton.versions()
+
+        def field(t: Tensor, h: Tensor, w: Tensor) -> Tensor:
+            try:
+                out = self.skeleton(t, h, w)
+            except RuntimeError as e:
+                raise ValueError(
+                    f"field fails on h of shape {tuple(h.shape)}, {self.augment} channels of "
+                    f"augmentation among them: {e}"
+                ) from e
+            if out.shape != h.shape:
+                raise ValueError(
+                    f"field must keep the shape of h, dh/dt being added to it: found "
+                    f"{tuple(out.shape)} from {tuple(h.shape)}"
+                )
+            return out
+
+        h = integrate(field, h, w, self.times, method=self.method)
+        if self.skeleton.versions() != versions:
+            raise ValueError(
+                "field has changed one of its buffers while it was being evaluated: a solver may "
+                "evaluate it any number of times, so that it must be a function of (t, h) alone. "
+                "Remove running statistics, or put the field's module into eval mode"
+            )
+        return h
+
+    def extra_repr(self) -> str:
+        return (
+            f"weights={self.dim}, steps={len(self.times) - 1}, method={self.method!r}, "
+            f"initial={self.initial!r}, augment={self.augment}"
+        )
