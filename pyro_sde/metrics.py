@@ -1,0 +1,339 @@
+"""Scores of class probabilities, those of several weight samples averaged first."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._torchvision import import_with_repair
+
+__all__ = [
+    "ReliabilityCurve",
+    "accuracy",
+    "auroc",
+    "brier",
+    "classification",
+    "ece",
+    "nll",
+    "ood_auroc",
+    "predictive_entropy",
+    "reliability_curve",
+]
+
+_METRICS = "torchmetrics.functional.classification"
+
+
+class ReliabilityCurve(NamedTuple):
+    """Confidence against accuracy in equal bins of confidence, each of shape ``(bins,)``."""
+
+    confidence: Tensor
+    """Mean probability of the predicted class; NaN in an empty bin."""
+    accuracy: Tensor
+    """Share of right predictions; NaN in an empty bin."""
+    count: Tensor  # type: ignore[assignment]
+    """Number of predictions, 0 in an empty bin. (It hides the method ``tuple.count``.)"""
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """Share of rows whose most probable class is the label.
+
+    Example::
+
+        >>> draws = torch.tensor([[[0.9, 0.1]], [[0.4, 0.6]]])  # two draws, one row
+        >>> accuracy(draws, torch.tensor([0]))
+        1.0
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :param labels: Right classes, integers of shape ``(n,)``.
+    """
+    _, right = _top(*_checked(probs, labels))
+    return right.mean().item()
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Mean negative log probability of the label, in nats; ``inf`` if one has probability 0.
+
+    Example::
+
+        >>> f"{nll(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 0])):.4f}"
+        '1.0397'
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :param labels: Right classes, integers of shape ``(n,)``.
+    """
+    p, labels = _checked(probs, labels)
+    log_prob = p.gather(-1, labels.unsqueeze(-1)).log().mean().item()
+    return 0.0 - log_prob  # a perfect prediction scores 0.0 so, where negation would give -0.0
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Squared distance to the one-hot label: summed over classes, averaged over rows.
+
+    From 0 to 2: with two classes it is twice the score of the one probability.
+
+    Example::
+
+        >>> brier(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 0]))
+        0.8125
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :param labels: Right classes, integers of shape ``(n,)``.
+    """
+    p, labels = _checked(probs, labels)
+    onehot = torch.nn.functional.one_hot(labels, p.shape[-1])
+    return (p - onehot).square().sum(-1).mean().item()
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error: the mean gap between confidence and accuracy over the bins.
+
+    Confidence is the probability of the predicted class. A confidence on the border of two bins
+    belongs to the upper one, and a confidence of 1 to the last; torchmetrics alone would put the
+    latter into a bin of its own.
+
+    Needs ``pip install pyro-sde[metrics]``, as do :func:`classification` and :func:`auroc`.
+
+    Example::
+
+        >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
+        >>> ece(probs, torch.tensor([0, 1]))  # confidence 0.75, accuracy 0.5
+        0.25
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :param labels: Right classes, integers of shape ``(n,)``.
+    :param bins: Number of equal bins of [0, 1].
+    """
+    _check_bins(bins)
+    confidence, right = _top(*_checked(probs, labels))
+    # The multi-class form is this very one, but sums in float32: with 60 000 rows in one bin its
+    # second digit is already wrong.
+    error = import_with_repair(_METRICS).binary_calibration_error(
+        _below_one(confidence), right.long(), n_bins=bins, norm="l1"
+    )
+    return error.item()
+
+
+def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityCurve:
+    """Confidence, accuracy and number of predictions in each bin of :func:`ece`.
+
+    That error is the sum of ``count / n * |accuracy - confidence|`` over the bins that are not
+    empty.
+
+    Example::
+
+        >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
+        >>> curve = reliability_curve(probs, torch.tensor([0, 1]), bins=2)
+        >>> curve.count.tolist(), curve.confidence.tolist(), curve.accuracy.tolist()
+        ([0, 2], [nan, 0.75], [nan, 0.5])
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :param labels: Right classes, integers of shape ``(n,)``.
+    :param bins: Number of equal bins of [0, 1].
+    """
+    _check_bins(bins)
+    confidence, right = _top(*_checked(probs, labels))
+    borders = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
+    index = torch.bucketize(_below_one(confidence), borders, right=True) - 1
+    count = index.bincount(minlength=bins)
+    return ReliabilityCurve(
+        index.bincount(confidence, minlength=bins) / count,
+        index.bincount(right, minlength=bins) / count,
+        count,
+    )
+
+
+def predictive_entropy(probs: Tensor) -> Tensor:
+    """Entropy of each row in nats, from 0 for a sure prediction to ``log(classes)``.
+
+    Of a leading dimension of weight samples it is the entropy of their average: what the draws
+    disagree about counts as uncertainty.
+
+    Example::
+
+        >>> [f"{h:.4f}" for h in predictive_entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))]
+        ['0.6931', '0.0000']
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :returns: Entropies of shape ``(n,)``, in float64.
+    """
+    return _entropy(_averaged(probs))
+
+
+def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
+    """Probability that an outlier scores above an inlier, ties counting half.
+
+    The area under the ROC curve of telling ``scores_out`` from ``scores_in`` by a threshold: 0.5
+    for a useless score, 1 for one that separates the two.
+
+    Example::
+
+        >>> auroc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))  # 3 pairs right, 1 tied
+        0.875
+
+    :param scores_in: Scores of in-distribution inputs, of shape ``(n,)``. Infinite ones are fine.
+    :param scores_out: Scores of out-of-distribution inputs, of shape ``(m,)``.
+    """
+    inner, outer = _scores(scores_in, "scores_in"), _scores(scores_out, "scores_out")
+    outer = outer.to(inner.device)
+    # Ranks in [0, 1]: to anything outside, torchmetrics applies a sigmoid, which ties large scores.
+    distinct, rank = torch.cat([inner, outer]).unique(return_inverse=True)
+    target = torch.cat([torch.zeros_like(inner), torch.ones_like(outer)]).long()
+    area = import_with_repair(_METRICS).binary_auroc(rank.double() / distinct.numel(), target)
+    return area.item()
+
+
+def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
+    """:func:`auroc` of :func:`predictive_entropy`: are unknown inputs met with less certainty?
+
+    Example::
+
+        >>> ood_auroc(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.6, 0.4]]))
+        1.0
+
+    :param probs_in: Probabilities on in-distribution inputs, of shape ``(n, classes)`` or
+        ``(samples, n, classes)``, which is averaged over the samples first.
+    :param probs_out: Those on out-of-distribution inputs, of shape ``(m, classes)`` or
+        ``(samples, m, classes)``, again averaged.
+    """
+    inner, outer = _averaged(probs_in, "probs_in"), _averaged(probs_out, "probs_out")
+    if inner.shape[-1] != outer.shape[-1]:
+        raise ValueError(
+            f"probs_in has {inner.shape[-1]} classes, probs_out {outer.shape[-1]}: entropies "
+            "compare only over the same classes"
+        )
+    return auroc(_entropy(inner), _entropy(outer))
+
+
+def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
+    """:func:`accuracy`, :func:`nll`, :func:`ece` and :func:`brier`, by these names.
+
+    All are computed in float64, whatever the dtype of the input.
+
+    Example::
+
+        >>> scores = classification(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+        >>> {name: f"{score:.3f}" for name, score in scores.items()}
+        {'accuracy': '1.000', 'nll': '0.693', 'ece': '0.500', 'brier': '0.500'}
+
+    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
+        which is averaged over the samples first.
+    :param labels: Right classes, integers of shape ``(n,)``.
+    :param bins: Number of equal bins of [0, 1], for the calibration error.
+    """
+    _check_bins(bins)
+    p, labels = _checked(probs, labels)
+    return {
+        "accuracy": accuracy(p, labels),
+        "nll": nll(p, labels),
+        "ece": ece(p, labels, bins),
+        "brier": brier(p, labels),
+    }
+
+
+def _averaged(probs: Tensor, name: str = "probs") -> Tensor:
+    """Probabilities of shape ``(n, classes)`` in float64 and in [0, 1]."""
+    probs = torch.as_tensor(probs).detach()
+    shape = tuple(probs.shape)
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"{name} must have shape (n, classes) or (samples, n, classes): found {shape}"
+        )
+    if 0 in shape:
+        raise ValueError(f"{name} is empty, of shape {shape}: pass at least one prediction")
+    if shape[-1] < 2:
+        raise ValueError(
+            f"{name} must have a column for each of at least 2 classes: found shape {shape}; "
+            "pass torch.stack([1 - p, p], -1) for the probability p of one event"
+        )
+    # Checked before averaging, which would hide a bad draw among good ones.
+    missing = probs.isnan()
+    if bool(missing.any()):
+        raise ValueError(
+            f"{name} has {int(missing.sum())} NaN among {probs.numel()} entries: drop these "
+            "predictions, or mend what made them"
+        )
+    if bool((probs < 0).any()):
+        raise ValueError(
+            f"{name} has negative entries, the lowest {probs.min().item():g}: apply softmax first "
+            "if these are logits"
+        )
+    sums = probs.sum(-1, dtype=torch.float64).flatten()
+    worst = sums[(sums - 1).abs().argmax()].item()
+    if not abs(worst - 1) <= 1e-3:
+        raise ValueError(
+            f"{name} must sum to 1 over its last dimension: found a sum of {worst:g}; apply "
+            "softmax first if these are logits"
+        )
+    if len(shape) == 3:
+        probs = probs.mean(0, dtype=torch.float64)
+    # Rounding may leave them above 1, which torchmetrics would take for logits.
+    return probs.double().clamp(max=1.0)
+
+
+def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    p = _averaged(probs)
+    labels = torch.as_tensor(labels).to(p.device)
+    n, classes = p.shape
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"labels must be integers: found {labels.dtype}; pass the index of each right class, "
+            "as labels.long() if these are whole numbers"
+        )
+    if tuple(labels.shape) != (n,):
+        raise ValueError(
+            f"labels must have shape ({n},), one for each row of probs: found {tuple(labels.shape)}"
+        )
+    labels = labels.long()
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if outside.numel():
+        raise ValueError(
+            f"labels has {outside.numel()} values outside 0..{classes - 1}, the first "
+            f"{outside[0].item()}: number the {classes} classes of probs from 0"
+        )
+    return p, labels
+
+
+def _check_bins(bins: int) -> None:
+    if not isinstance(bins, int) or bins < 1:
+        raise ValueError(f"bins must be a positive integer: found {bins!r}")
+
+
+def _top(p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence in the predicted class, and 1 where that class is right, else 0."""
+    confidence, predicted = p.max(-1)
+    return confidence, (predicted == labels).to(p.dtype)
+
+
+def _below_one(confidence: Tensor) -> Tensor:
+    """The same, a confidence of exactly 1 moved by one rounding error: into the last bin."""
+    return confidence.clamp(max=1 - torch.finfo(confidence.dtype).eps / 2)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    # Sorted, since the same probabilities in another order must be a tie to the last digit.
+    return torch.special.entr(p.sort(-1).values).sum(-1)
+
+
+def _scores(scores: Tensor, name: str) -> Tensor:
+    scores = torch.as_tensor(scores).detach().double()
+    if scores.dim() != 1:
+        raise ValueError(
+            f"{name} must have shape (n,), one for each input: found {tuple(scores.shape)}"
+        )
+    if not scores.numel():
+        raise ValueError(f"{name} is empty: pass at least one score")
+    missing = int(scores.isnan().sum())
+    if missing:
+        raise ValueError(
+            f"{name} has {missing} NaN among {scores.numel()} entries, which cannot be ranked: "
+            "drop them"
+        )
+    return scores
