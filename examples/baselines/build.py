@@ -94,9 +94,7 @@ BUILDERS = {
     "sdebnn-stl": lambda d: sde_bnn(d, estimator="stl"),
     "sdebnn-normal": lambda d: sde_bnn(d, initial="normal", gain=1.0),
     "sdebnn-contraction": lambda d: sde_bnn(d, contraction=True),
-    "sdebnn-normal-contraction": lambda d: sde_bnn(
-        d, initial="normal", contraction=True, gain=1.0
-    ),
+    "sdebnn-normal-contraction": lambda d: sde_bnn(d, initial="normal", contraction=True, gain=1.0),
 }
 NAMES = list(BUILDERS)
 

@@ -67,7 +67,7 @@ class PathPosterior(PyroModule):
             self.embedding = local(EMBEDDING)
         if self.has_start:
             self.shift, self.log_scale = local(self.dim), local(self.dim)
-            if start is not None:
+            if start is not None and not isinstance(path.initial, Tensor):
                 loc, scale = _location_and_scale(path.initial, self.shift)
                 self.shift = self.shift + (start[0] - loc) / scale
                 self.log_scale = self.log_scale + (start[1] / scale).log()

@@ -143,10 +143,9 @@ class SDEBlock(PyroModule):
             shape = list(h.shape)
             shape[self.channel_dim] = self.augment
             h = torch.cat([h, h.new_zeros(shape)], self.channel_dim)
-        lead = w.shape[:-2]
-        plates = 0
+        lead, plates = w.shape[:-2], 0
         while lead and lead[-1] == 1:
-            lead, plates = lead[:-1], plates + 1
+            lead, plates = torch.Size(lead[:-1]), plates + 1
         if not lead:
             return self._solve(h, w.reshape(w.shape[-2:]))
         has_lead = h.dim() - self.event_dim > max(plates, 1)
@@ -180,7 +179,9 @@ class SDEBlock(PyroModule):
                     "weights of its own, and their KL would be scaled with the likelihood. Call "
                     "the block before `with pyro.plate(...)`, and sample inside"
                 )
-        infer = {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
+        infer: Any = (
+            {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
+        )
         w = pyro.sample(name, self.prior(), infer=infer)
         if not bool(torch.isfinite(w).all()):
             finite = torch.isfinite(w).all(-1).reshape(-1, w.shape[-2]).all(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,10 @@ from .layers import ConcatConv2d, ConcatConvTranspose2d
 
 __all__ = ["ConvField"]
 
-ACTIVATIONS = {"tanh": torch.tanh, "softplus": nn.functional.softplus}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "softplus": nn.functional.softplus,
+}
 
 
 class ConvField(nn.Module):
