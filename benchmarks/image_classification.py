@@ -25,12 +25,20 @@ from common.fit import evaluate, fit
 from common.images import Data, load
 
 MODELS = {
-    "MNIST": (
-        "resnet odenet hyper-odenet mfvi-resnet mfvi-odenet mfvi-hyper-odenet ensemble "
-        "sdebnn-kl sdebnn-stl"
-    ).split(),
-    "CIFAR10": "resnet odenet mfvi-odenet sdebnn-kl sdebnn-stl".split(),
+    "MNIST": [
+        "resnet",
+        "odenet",
+        "hyper-odenet",
+        "mfvi-resnet",
+        "mfvi-odenet",
+        "mfvi-hyper-odenet",
+        "ensemble",
+        "sdebnn-kl",
+        "sdebnn-stl",
+    ],
+    "CIFAR10": ["resnet", "odenet", "mfvi-odenet", "sdebnn-kl", "sdebnn-stl"],
 }
+BATCH = 128
 SHIFTS = {"MNIST": {"pixels": 2, "flip": False}, "CIFAR10": {"pixels": 4, "flip": True}}
 
 
@@ -55,6 +63,7 @@ def run(name: str, data: Data, seed: int, args: argparse.Namespace) -> tuple[Any
         config,
         seed=seed,
         minutes=args.minutes,
+        batch=BATCH,
         lr=args.lr,
         **SHIFTS[data.name],
     )
@@ -63,13 +72,13 @@ def run(name: str, data: Data, seed: int, args: argparse.Namespace) -> tuple[Any
         return classifier, json.loads(result_path.read_text())
     torch.manual_seed(seed)
     scores, _ = evaluate(classifier, data.test, data, args.samples)
-    last = history[-1]
+    last, per_epoch = history[-1], max(len(data.train) // BATCH, 1)
     result = config | scores
     result |= {
         "samples": args.samples,
         "parameters": sum(p.numel() for p in classifier.parameters()),
-        "epochs": last["steps"] / (len(data.train) // 128),
-        "seconds per epoch": last["seconds"] * (len(data.train) // 128) / last["steps"],
+        "epochs": last["steps"] / per_epoch,
+        "seconds per epoch": last["seconds"] * per_epoch / last["steps"],
         "evaluations": sum(getattr(m, "evaluations", 0) for m in classifier.modules()),
         "history": history,
     }

@@ -103,10 +103,10 @@ def fit(
         print(f"resumed {path} after epoch {epoch}")
     n = len(data.train)
     per_epoch = max(n // batch, 1)
-    total = epochs * per_epoch if epochs is not None else round(minutes * 60)
+    total = epochs * per_epoch if epochs is not None else minutes * 60
     done = state is not None and state["done"]
-    bar = tqdm(total=total, unit="step" if epochs else "s", mininterval=1.0, disable=done)
-    bar.update(steps if epochs else round(elapsed))
+    layout = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
+    bar = tqdm(total=1.0, bar_format=layout, mininterval=1.0, disable=done)
     last_good = f"the last good checkpoint, after epoch {epoch}, is {path}"
     while not done:
         torch.manual_seed(1_000_003 * seed + epoch)
@@ -126,7 +126,7 @@ def fit(
             losses.append(loss.item())
             elapsed += (time.process_time() - start) / torch.get_num_threads()
             steps += 1
-            bar.update(1 if epochs else round(elapsed) - bar.n)
+            bar.update(min((steps if epochs is not None else elapsed) / total, 1.0) - bar.n)
             if not math.isfinite(losses[-1]):
                 bar.close()
                 raise Diverged(

@@ -27,8 +27,8 @@ def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ..
             raise ValueError(f"{name} must be finite: found {v[~torch.isfinite(v)].tolist()}")
         if name == "scale" and not bool((v > 0).all()):
             raise ValueError(
-                f"scale must be positive: found {float(v.min()):g}; a learned scale needs "
-                "constraint=constraints.positive"
+                f"scale must be positive: found {float(v.detach().min()):g}; a learned scale "
+                "needs constraint=constraints.positive"
             )
     return [v.to(dtype) for v in tensors.values()], tuple(shape)
 

@@ -70,7 +70,6 @@ class SDEBlock(PyroModule):
 
     rate: Any
     scale: Any
-    start: Any
     times: Tensor
     start_scale: Tensor
 
@@ -101,16 +100,24 @@ class SDEBlock(PyroModule):
         self.channel_dim = -self.skeleton.event_dim
         self.event_dim = self.skeleton.event_dim if event_dim is None else event_dim
         start, start_scale = self.skeleton.take_initial()
-        self.register_buffer("times", torch.linspace(0, 1, steps + 1).to(start), persistent=False)
+        times = torch.linspace(0, 1, steps + 1, dtype=start.dtype, device=start.device)
+        self.register_buffer("times", times, persistent=False)
+        # Named after the site, for two blocks in a model that is no PyroModule share a namespace.
+        self._start_name = f"{name}_0"
         if initial == "point":
-            self.start = nn.Parameter(start)
+            self.register_parameter(self._start_name, nn.Parameter(start))
         else:
-            self.register_buffer("start", start)
+            self.register_buffer(self._start_name, start)
         self.register_buffer("start_scale", start_scale, persistent=False)
         self._assign("rate", rate)
         self._assign("scale", scale)
 
     def _assign(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.dim() > 1:
+            raise ValueError(
+                f"{name} must be a number or have one entry for each of {self.dim} weights: "
+                f"found shape {tuple(value.shape)}"
+            )
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
         elif isinstance(value, nn.Parameter | PyroParam):
@@ -119,9 +126,14 @@ class SDEBlock(PyroModule):
             setattr(self, name, float(value))
 
     @property
+    def start(self) -> Tensor:
+        """w_0, as the module was initialised or as it was learned."""
+        return getattr(self, self._start_name)
+
+    @property
     def dim(self) -> int:
         """How many weights."""
-        return self.skeleton.dim
+        return self._modules["skeleton"].dim  # type: ignore
 
     @property
     def evaluations(self) -> int:
@@ -132,23 +144,22 @@ class SDEBlock(PyroModule):
         """The law of the weights."""
         initial: Any = self.start
         if self.initial == "normal":
-            initial = Normal(torch.zeros_like(self.start), self.start_scale).to_event(1)
-        zero = torch.zeros_like(self.start_scale)
-        return OrnsteinUhlenbeck(self.rate, zero, self.scale, self.times, initial)
+            initial = Normal(torch.zeros_like(initial), self.start_scale).to_event(1)
+        return OrnsteinUhlenbeck(self.rate, 0.0, self.scale, self.times, initial)
 
     def forward(self, h: Tensor) -> Tensor:
         self._check_input(h)
         w = self._weights()
         if self.augment:
-            shape = list(h.shape)
-            shape[self.channel_dim] = self.augment
-            h = torch.cat([h, h.new_zeros(shape)], self.channel_dim)
-        lead, plates = w.shape[:-2], 0
-        while lead and lead[-1] == 1:
-            lead, plates = torch.Size(lead[:-1]), plates + 1
+            zeros = list(h.shape)
+            zeros[self.channel_dim] = self.augment
+            h = torch.cat([h, h.new_zeros(zeros)], self.channel_dim)
+        lead = torch.Size(w.shape[:-2])
+        while lead and lead[-1] == 1:  # the places that Pyro leaves for the model's own plates
+            lead = torch.Size(lead[:-1])
         if not lead:
             return self._solve(h, w.reshape(w.shape[-2:]))
-        has_lead = h.dim() - self.event_dim > max(plates, 1)
+        has_lead = h.dim() - self.event_dim > 1
         if has_lead and h.shape[: len(lead)] != lead:
             raise ValueError(
                 f"h has shape {tuple(h.shape)}, of which the last {self.event_dim} dimensions are "
@@ -183,9 +194,10 @@ class SDEBlock(PyroModule):
             {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
         )
         w = pyro.sample(name, self.prior(), infer=infer)
-        if not bool(torch.isfinite(w).all()):
+        # What is not finite stays so: the last state tells of all.
+        if not bool(torch.isfinite(w[..., -1, :].detach().sum())):
             finite = torch.isfinite(w).all(-1).reshape(-1, w.shape[-2]).all(0)
-            first = int((~finite).nonzero()[0])
+            first = int((~finite).to(torch.uint8).argmax())
             raise ValueError(
                 f"the weights of site {name!r} are not finite from t={float(self.times[first]):g} "
                 "on: a parameter has become NaN or infinite. Go back to the last good checkpoint "
@@ -209,11 +221,13 @@ class SDEBlock(PyroModule):
             )
 
     def _solve(self, h: Tensor, w: Tensor) -> Tensor:
-        versions = self.skeleton.versions()
+        # Not self.skeleton, which would have Pyro register what is left of the field.
+        skeleton: Any = self._modules["skeleton"]
+        before = skeleton.buffer_state()
 
         def field(t: Tensor, h: Tensor, w: Tensor) -> Tensor:
             try:
-                out = self.skeleton(t, h, w)
+                out = skeleton(t, h, w)
             except RuntimeError as e:
                 raise ValueError(
                     f"field fails on h of shape {tuple(h.shape)}, {self.augment} channels of "
@@ -227,7 +241,7 @@ class SDEBlock(PyroModule):
             return out
 
         h = integrate(field, h, w, self.times, method=self.method)
-        if self.skeleton.versions() != versions:
+        if skeleton.has_changed(before):
             raise ValueError(
                 "field has changed one of its buffers while it was being evaluated: a solver may "
                 "evaluate it any number of times, so that it must be a function of (t, h) alone. "

@@ -37,13 +37,14 @@ class Skeleton(nn.Module):
         if not self.shapes:
             raise ValueError("field has no parameters that need a gradient: nothing to infer")
         self.dim = sum(shape.numel() for shape in self.shapes)
-        self.event_dim = max(1, max(len(shape) for shape in self.shapes) - 1)
+        convolutions = [m for m in field.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+        self.event_dim = max([1, *(m.weight.dim() - 1 for m in convolutions)])
 
     def _take_apart(self) -> None:
         slots: dict[int, int] = {}
         self._initial: list[Tensor] = []
         self._fan_in: list[int] = []
-        for prefix, module in list(self.field.named_modules(remove_duplicate=False)):
+        for prefix, module in list(self.field.named_modules()):
             fan_in = _fan_in(module)
             for name, p in list(module._parameters.items()):
                 if p is None or not p.requires_grad:
@@ -59,9 +60,9 @@ class Skeleton(nn.Module):
             for full in names:
                 owner, _, name = full.rpartition(".")
                 module = self.field.get_submodule(owner)
-                if module._parameters.pop(name, None) is not None:
-                    # functional_call puts the weights in the place of this buffer.
-                    module.register_buffer(name, p.new_empty(0), persistent=False)
+                del module._parameters[name]
+                # functional_call puts the weights in the place of this buffer.
+                module.register_buffer(name, p.new_empty(0), persistent=False)
 
     def take_initial(self) -> tuple[Tensor, Tensor]:
         """The weights as the module had them, and 1 / sqrt(fan in) of the layer of each."""
@@ -91,9 +92,18 @@ class Skeleton(nn.Module):
         args = (t, h) if self.takes_time else (h,)
         return functional_call(self.field, parameters, args, tie_weights=False)
 
-    def versions(self) -> list[int]:
-        """Changes when a buffer of the field is written to."""
-        return [b._version for b in self.field.buffers()]
+    def buffer_state(self) -> list[tuple[Tensor, int]]:
+        """The buffers of the field, and how often each has been written to."""
+        return [(b, b._version) for b in self.field.buffers()]
+
+    def has_changed(self, before: list[tuple[Tensor, int]]) -> bool:
+        """Whether a buffer was written to, or replaced, since :meth:`buffer_state`."""
+        return any(
+            old is not new or old_version != new_version
+            for (old, old_version), (new, new_version) in zip(
+                before, self.buffer_state(), strict=True
+            )
+        )
 
 
 def _fan_in(module: nn.Module) -> int:
@@ -101,8 +111,9 @@ def _fan_in(module: nn.Module) -> int:
     weight: Any = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         return 1
-    transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-    inputs = weight.shape[0] if transposed else weight.shape[1]
+    inputs = weight.shape[1]
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        inputs = weight.shape[0] // module.groups
     return max(1, inputs * weight[0, 0].numel())
 
 

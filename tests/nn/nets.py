@@ -13,6 +13,9 @@ from torch.nn.utils import vector_to_parameters
 
 from pyro_sde.nn import ConcatConv2d, ConcatLinear, ConvField
 
+X = torch.tensor([[1.0, -0.5], [0.3, 0.8], [-1.2, 0.1], [0.4, 0.4]], dtype=torch.float64)
+Y = torch.tensor([[0.5, -0.2], [0.1, 1.0], [2.0, -1.0], [0.0, 0.3]], dtype=torch.float64)
+
 
 def mlp(dim=2, hidden=3):
     return nn.Sequential(nn.Linear(dim, hidden), nn.Tanh(), nn.Linear(hidden, dim))

@@ -15,13 +15,11 @@ from torch import nn
 
 from pyro_sde import AutoSDE, TraceMeanFieldSDE_ELBO, TraceSDE_ELBO
 from pyro_sde.distributions import OrnsteinUhlenbeck
-from pyro_sde.nn import ConvField, SDEBlock
+from pyro_sde.nn import SDEBlock
 
 from ..cases import assert_same, loss_and_gradients
 from ..guides.models import shaken
-from .nets import Chain, TimeField, by_hand, draw, mlp
-
-X, Y = torch.randn(2, 4, 2, dtype=torch.float64).unbind(0)
+from .nets import Chain, TimeField, X, Y, by_hand, draw, mlp
 
 
 def sites(model, *args):
@@ -127,12 +125,12 @@ def test_the_prior_is_the_process_of_the_docstring():
 
 @pytest.mark.parametrize("estimator", ["stl", "full", "kl"])
 def test_an_untrained_guide_costs_nothing(estimator):
-    model = Chain(a=SDEBlock(mlp(), steps=3), b=SDEBlock(ConvField(2, 2), steps=2, event_dim=1))
-    model.order = ["a"]
+    model = Chain(a=SDEBlock(mlp(), steps=3), b=SDEBlock(TimeField(), steps=2))
     guide = AutoSDE(model).setup(X, Y)
     elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=1)
     _, guide_trace = next(elbo._get_traces(model, guide, (X, Y), {}))
-    assert guide_trace.nodes["a.w"]["path_divergence"].item() == 0.0
+    for name in ("a.w", "b.w"):
+        assert guide_trace.nodes[name]["path_divergence"].item() == 0.0
 
 
 def test_a_normal_start():
@@ -160,12 +158,12 @@ def test_a_normal_start():
 @pytest.mark.parametrize(
     "layer, fan_in",
     [
-        (nn.Linear(5, 5), 5),
-        (nn.Conv2d(4, 4, 3, padding=1), 36),
-        (nn.Conv2d(4, 4, 3, padding=1, groups=2), 18),
-        (nn.Conv1d(4, 4, 5, padding=2), 20),
-        (nn.ConvTranspose2d(4, 4, 3, padding=1), 36),
-        (nn.ConvTranspose2d(4, 4, 3, padding=1, groups=2), 18),
+        (nn.Linear(5, 7), 5),
+        (nn.Conv2d(4, 6, 3), 36),
+        (nn.Conv2d(4, 6, 3, groups=2), 18),
+        (nn.Conv1d(4, 6, 5), 20),
+        (nn.ConvTranspose2d(4, 6, 3), 36),
+        (nn.ConvTranspose2d(4, 6, 3, groups=2), 18),
         (nn.GroupNorm(2, 4), 1),
         (nn.Bilinear(2, 3, 4), 6),
     ],
@@ -235,6 +233,18 @@ def test_scales_of_every_kind(kind):
     learned = kind not in ("number", "vector")
     assert (torch.as_tensor(model.a.scale) != before).all() == learned
     assert ("a.scale" in pyro.get_param_store()) == learned
+
+
+def test_training_as_in_torch():
+    """The ELBO as a module, its parameters in an optimiser of torch, none in Pyro's store."""
+    with pyro.settings.context(module_local_params=True):
+        model = Chain(a=SDEBlock(mlp(), steps=3, scale=nn.Parameter(torch.tensor(0.3))))
+        guide = AutoSDE(model).setup(X, Y)
+        loss = TraceSDE_ELBO(max_plate_nesting=1)(model, guide)
+        loss(X, Y).backward()
+        names = {n for n, p in loss.named_parameters() if p.grad is not None and p.grad.any()}
+        assert {"model.a.start", "model.a.scale", "guide.paths.a.w.control.last.weight"} <= names
+        assert not list(pyro.get_param_store().keys())
 
 
 def test_training_fits_a_rotation():

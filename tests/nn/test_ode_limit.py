@@ -1,5 +1,6 @@
 """Without noise the block is a neural ODE: against Runge-Kutta, and against the loop by hand."""
 
+import itertools
 import math
 
 import pytest
@@ -9,10 +10,9 @@ from pyro_sde import AutoSDE
 from pyro_sde.nn import SDEBlock
 from pyro_sde.solvers import METHODS
 
-from .nets import FIELDS, Chain, TimeField, by_hand, draw, mlp, run_with, with_weights
+from .nets import FIELDS, Chain, TimeField, X, by_hand, draw, mlp, run_with, with_weights
 
 TINY = 1e-8
-X = torch.tensor([[1.0, -0.5], [0.3, 0.8], [-1.2, 0.1]], dtype=torch.float64)
 
 
 def strong(field, gain=2.0):
@@ -58,7 +58,7 @@ def test_the_error_falls_with_the_order_of_the_method(method, rate):
     exact = runge_kutta(field, X, rate)
     sizes = [8, 16, 32, 64]
     errors = [(solve(field, X, method, n, rate) - exact).abs().max().item() for n in sizes]
-    orders = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    orders = [math.log2(a / b) for a, b in itertools.pairwise(errors)]
     order = 1 if method == "euler" else 2
     # The next term of the error is 1/n of the first: at 32 steps and more a few percent.
     assert abs(orders[-1] - order) < 0.1, (errors, orders)
@@ -107,7 +107,7 @@ def test_augmentation_is_columns_of_zeros_at_the_end():
     field = mlp(5)
     block = SDEBlock(field, augment=3, steps=4)
     h, draws = draw(block, X)
-    wide = torch.cat([X, torch.zeros(3, 3)], -1)
+    wide = torch.cat([X, torch.zeros(4, 3)], -1)
     torch.testing.assert_close(h, by_hand(field, wide, draws["w"]), rtol=1e-12, atol=1e-12)
     make, rest = FIELDS["conv"]
     field, x = make(3), torch.randn(2, 2, *rest)

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.infer import Predictive
 from pyro.nn import PyroModule
 
-from pyro_sde import TraceSDE_ELBO
+from pyro_sde import AutoSDE, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
 from pyro_sde.solvers import METHODS
 
@@ -128,6 +128,18 @@ def assert_elbo_is_a_mean(model, guide, x, y, plates):
             losses[-1] += q.log_prob(w)
     expected = sum(losses).item() / P
     assert abs(loss - expected) < 1e-10 * (1 + abs(expected))
+
+
+@pytest.mark.parametrize("initial", ["point", "normal"])
+def test_a_guide_that_meets_particles_first(initial):
+    """Its parameters are the same as if it had been set up without them."""
+    model = Chain(a=SDEBlock(mlp(), steps=3, initial=initial))
+    x = torch.randn(P, 2)
+    first, setup = AutoSDE(model, name="first"), AutoSDE(model, name="setup").setup(x, x)
+    elbo = TraceSDE_ELBO(num_particles=P, vectorize_particles=True, max_plate_nesting=1)
+    elbo.loss(model, first, x, x)
+    shapes = {name: p.shape for name, p in setup.named_parameters()}
+    assert {name: p.shape for name, p in first.named_parameters()} == shapes
 
 
 def test_h_that_has_particles_from_elsewhere():

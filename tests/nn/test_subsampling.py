@@ -13,10 +13,8 @@ from pyro_sde.nn import SDEBlock
 
 from ..cases import assert_same, loss_and_gradients
 from ..guides.models import shaken
-from .nets import Chain, mlp, run_with
+from .nets import Chain, X, Y, mlp, run_with
 
-X = torch.tensor([[1.0, -0.5], [0.3, 0.8], [-1.2, 0.1], [0.4, 0.4]], dtype=torch.float64)
-Y = torch.tensor([[0.5, -0.2], [0.1, 1.0], [2.0, -1.0], [0.0, 0.3]], dtype=torch.float64)
 PAIRS = [torch.tensor(pair) for pair in itertools.combinations(range(4), 2)]
 
 

@@ -1,0 +1,210 @@
+"""Does the posterior earn its name? SDE-BNNs against an ODEnet and mean-field on shifted digits.
+
+The classifiers of image_classification.py (same network, augmentation and minutes; what that
+program has trained is not trained again), judged by NLL and ECE on clean, rotated, blurred and
+noisy digits and by the AUROC of their entropy against letters and clothes. Of the Bayesian ones
+also the KL from prior to posterior by site and by depth, and the spread of the weights over depth.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+import image_classification
+from common import plt
+from common.classify import Bayesian, predict
+from common.images import Data, Images, add_noise, blur, load, load_idx, rotate
+
+from pyro_sde import AutoSDE, metrics
+from pyro_sde.distributions.wrapping import unwrap
+from pyro_sde.infer.steps import compare
+
+MODELS = [
+    "odenet",
+    "mfvi-odenet",
+    "sdebnn-stl",
+    "sdebnn-normal",
+    "sdebnn-contraction",
+    "sdebnn-normal-contraction",
+]
+SHIFTS = {
+    "clean": lambda x: x,
+    "rotated": lambda x: rotate(x, 30.0),
+    "blurred": lambda x: blur(x, 1.5),
+    "noisy": lambda x: add_noise(x, 0.4),
+}
+STRANGERS = ("notMNIST", "FashionMNIST")
+
+
+def shifted(name: str, images: Images) -> Tensor:
+    """Numbers from 0 to 1."""
+    return SHIFTS[name](images.x.float() / 255)
+
+
+@torch.no_grad()
+def kl_by_depth(classifier: Bayesian, x: Tensor, y: Tensor, draws: int) -> dict[str, list[float]]:
+    """For each site, nats in its start and in each step; of a site that is no path, in all."""
+    total: dict[str, list[float]] = {}
+    for _ in range(draws):
+        guide = classifier.guide
+        if isinstance(guide, AutoSDE):
+            guide(x, y)
+            model_trace, guide_trace = guide.get_traces()
+        else:
+            guide_trace = poutine.trace(guide).get_trace(x, y)
+            model = poutine.replay(classifier.model, guide_trace)
+            model_trace = poutine.trace(model).get_trace(x, y)
+        for name, site in guide_trace.nodes.items():
+            prior = model_trace.nodes.get(name)
+            if site["type"] != "sample" or prior is None or prior["is_observed"]:
+                continue
+            q, p = unwrap(site["fn"]), unwrap(prior["fn"])
+            if q is None or p is None:
+                parts = [float(kl_divergence(site["fn"], prior["fn"]).sum())]
+            else:
+                steps = compare(q.path, p.path, site["value"])
+                first = 0.0
+                if not isinstance(p.path.initial, Tensor):
+                    first = float(kl_divergence(q.path.initial, p.path.initial).sum())
+                kl = 0.5 * steps.w.square()
+                if steps.log_c is not None:
+                    kl = kl + 0.5 * ((2 * steps.log_c).exp() - 1) - steps.log_c
+                parts = [first, *kl.flatten(1).sum(-1).tolist()]
+            old = total.get(name, [0.0] * len(parts))
+            total[name] = [a + b / draws for a, b in zip(old, parts, strict=True)]
+    return total
+
+
+@torch.no_grad()
+def spread(classifier: Bayesian, x: Tensor, draws: int = 30) -> dict[str, dict[str, list[float]]]:
+    """Root mean squares over the weights of their posterior mean and standard deviation."""
+    samples: dict[str, list[Tensor]] = {}
+    for _ in range(draws):
+        for name, w in classifier.guide(x).items():
+            samples.setdefault(name, []).append(w)
+    result = {}
+    for name, values in samples.items():
+        w = torch.stack(values)
+        w = w if w.dim() == 3 else w.reshape(draws, 1, -1)
+        moments = {"mean": w.mean(0), "sd": w.std(0)}
+        result[name] = {k: m.square().mean(-1).sqrt().tolist() for k, m in moments.items()}
+    return result
+
+
+def judge(name: str, data: Data, seed: int, args: argparse.Namespace) -> dict:
+    """All figures of one trained classifier, from disk if they are there."""
+    path = args.out / "study" / f"{name}-{seed}.json"
+    classifier, trained = image_classification.run(name, data, seed, args)
+    if path.exists():
+        return json.loads(path.read_text())
+    result: dict = {"model": name, "seed": seed, "accuracy (all, clean)": trained["accuracy"]}
+    images = Images(data.test.x[: args.images], data.test.y[: args.images])
+    probs = {}
+    for kind in SHIFTS:
+        torch.manual_seed(seed)
+        p = probs[kind] = predict(classifier, shifted(kind, images), args.draws, data.normalise)
+        result[kind] = metrics.classification(p, images.y)
+    for kind in STRANGERS:
+        torch.manual_seed(seed)
+        x = load_idx(args.data_root, kind, False).x[: args.images]
+        q = predict(classifier, x, args.draws, data.normalise)
+        result[kind] = metrics.ood_auroc(probs["clean"], q)
+    if isinstance(classifier, Bayesian):
+        x, y = data.normalise(data.train.x[:1]), data.train.y[:1]
+        result["kl"] = kl_by_depth(classifier, x, y, 10)
+        result["spread"] = spread(classifier, x)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result))
+    return result
+
+
+def table(results: list[dict], names: list[str]) -> str:
+    columns = {f"{k}, {m}": (k, m) for k in SHIFTS for m in ("accuracy", "nll", "ece")}
+    head = ["model", "seeds", *columns, *(f"AUROC {k}" for k in STRANGERS), "KL start", "KL path"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name in names:
+        rows = [r for r in results if r["model"] == name]
+        if not rows:
+            continue
+        values = [[r[k][m] for r in rows] for k, m in columns.values()]
+        values += [[r[k] for r in rows] for k in STRANGERS]
+        cells = [_cell(v, 4) for v in values]
+        if "kl" in rows[0]:
+            starts = [sum(v[0] for v in r["kl"].values()) for r in rows]
+            paths = [sum(sum(v[1:]) for v in r["kl"].values()) for r in rows]
+            cells += [_cell(starts, 0), _cell(paths, 0)]
+        else:
+            cells += ["-", "-"]
+        lines.append(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float], digits: int) -> str:
+    text = f"{statistics.mean(values):.{digits}f}"
+    return text + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def figure(results: list[dict], names: list[str], path: Path) -> None:
+    """KL and spread over depth, seed 0 of each SDE-BNN."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for r in results:
+        if r["seed"] != 0 or r["model"] not in names or "sdebnn" not in r["model"]:
+            continue
+        ((_, kl),) = r["kl"].items()
+        ((_, s),) = r["spread"].items()
+        n = len(kl) - 1
+        times = [i / n for i in range(n + 1)]
+        left.plot([t + 0.5 / n for t in times[:-1]], kl[1:], "o-", ms=4, label=r["model"])
+        line = right.plot(times, s["sd"], "o-", ms=4, label=r["model"])
+        right.plot(times, s["mean"], ls=":", color=line[0].get_color())
+    left.set(xlabel="depth", ylabel="nats in a step", yscale="log", title="KL by depth")
+    right.set(xlabel="depth", ylabel="root mean square", title="weights: sd, and mean (dotted)")
+    right.set_yscale("log")
+    left.legend(fontsize=8)
+    fig.savefig(path, dpi=130)
+    plt.close(fig)
+    print(f"figure: {path}")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--data-root", type=Path, default=ROOT / "data")
+    p.add_argument("--models", nargs="+", default=MODELS)
+    p.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    p.add_argument("--minutes", type=float, default=5.0, help="of training, for each")
+    p.add_argument("--samples", type=int, default=20, help="draws of the weights, whole test set")
+    p.add_argument("--draws", type=int, default=10, help="draws of the weights, shifted images")
+    p.add_argument("--images", type=int, default=5000, help="of every shifted and strange set")
+    p.add_argument("--subset", type=int, help="use so many training images only")
+    p.add_argument("--lr", type=float, default=4e-3)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--out", type=Path, default=ROOT / "benchmarks/out", help="checkpoints, results")
+    return p.parse_args(argv)
+
+
+def main(args: argparse.Namespace) -> list[dict]:
+    torch.set_num_threads(args.threads)
+    data = load("MNIST", args.data_root, args.subset)
+    for seed in args.seeds:
+        for name in args.models:
+            judge(name, data, seed, args)
+    found = [json.loads(p.read_text()) for p in sorted((args.out / "study").glob("*.json"))]
+    print(table(found, args.models))
+    figure(found, args.models, args.out / "study" / "posterior_study.png")
+    return found
+
+
+if __name__ == "__main__":
+    main(parse())
