@@ -13,6 +13,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
+from .fake_images import write_cifar10, write_mnist
+
 ROOT = Path(__file__).parent.parent
 SMALL = ["--iterations", "3", "--particles", "2"]
 EXAMPLES = {
@@ -24,6 +26,11 @@ EXAMPLES = {
     "multimodal.py": [["--steps", "5", "--samples", "1000"]],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
 }
+IMAGE_EXAMPLES = {
+    "sdebnn_mnist.py": [["--steps", "2"], ["--initial", "normal", "--contraction"]],
+    "sdebnn_cifar10.py": [["--steps", "1", "--estimator", "kl"]],
+}
+IMAGE_RUNS = [(name, options) for name, runs in IMAGE_EXAMPLES.items() for options in runs]
 RUNS = [(name, options) for name, runs in EXAMPLES.items() for options in runs]
 
 
@@ -35,7 +42,7 @@ def single_precision(clean_slate):
 
 def test_every_example_is_listed():
     found = {p.name for p in (ROOT / "examples").glob("*.py")}
-    assert found == set(EXAMPLES)
+    assert found == set(EXAMPLES) | set(IMAGE_EXAMPLES)
 
 
 @pytest.mark.parametrize("name, options", RUNS, ids=[" ".join([n, *o]) for n, o in RUNS])
@@ -49,11 +56,34 @@ def test_example(name, options, tmp_path, capsys):
     assert str(figure) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name, options", IMAGE_RUNS, ids=[" ".join([n, *o]) for n, o in IMAGE_RUNS]
+)
+def test_image_example(name, options, tmp_path, capsys):
+    """On noise: trained, judged, drawn, and a row of a table; then again, from the checkpoint."""
+    root = write_cifar10(write_mnist(tmp_path / "data"))
+    module = importlib.import_module(name.removesuffix(".py"))
+    out = tmp_path / "out"
+    command = ["--data-root", str(root), "--out", str(out), "--epochs", "2", "--batch", "16"]
+    command += ["--samples", "2", "--subset", "16", "--threads", "1", *options]
+    scores = module.main(module.parse(command))
+    assert all(math.isfinite(x) for x in scores.values())
+    assert ("AUROC notMNIST" in scores) == ("mnist" in name)
+    (figure,) = out.glob("*.png")
+    text = capsys.readouterr().out
+    assert str(figure) in text and "| seed | epochs |" in text
+    assert module.main(module.parse(command)) == scores
+    assert "resumed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *IMAGE_EXAMPLES])
 def test_help(name):
     command = [sys.executable, str(ROOT / "examples" / name), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "--seed" in text and "--iterations" in text
+    options = {"--seed", "--iterations"}
+    if name in IMAGE_EXAMPLES:
+        options = {"--seed", "--epochs", "--subset", "--data-root"}
+    assert all(option in text for option in options)
 
 
 def test_exact_filter_against_a_gaussian_process():

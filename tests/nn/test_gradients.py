@@ -83,5 +83,5 @@ def test_through_the_elbo(estimator, initial, particles, contraction):
             return elbo.differentiable_loss(model, guide, x, y)
 
     tensors = {"x": x, **dict(model.named_parameters()), **dict(guide.named_parameters())}
-    assert "a.scale_unconstrained" in tensors and ("b.start" in tensors) == (initial == "point")
+    assert "a.scale_unconstrained" in tensors and ("b.w_0" in tensors) == (initial == "point")
     assert_gradients(loss, tensors)

@@ -116,7 +116,7 @@ def test_a_block_alone_is_copied_and_pickled():
 def test_what_a_state_dict_holds():
     """The weights and what is learned; the grid and the prior's widths are how it was built."""
     model, _ = build("point")
-    names = {"a.start", "a.scale_unconstrained", "b.start", "b.scale"}
+    names = {"a.w_0", "a.scale_unconstrained", "b.w_0", "b.scale"}
     assert set(model.state_dict()) == names
     assert set(build("normal")[0].state_dict()) == names
     fine = SDEBlock(nn.Linear(2, 2), steps=50)

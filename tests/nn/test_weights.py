@@ -41,7 +41,7 @@ def test_start_is_the_module_s_weights(name):
     block = SDEBlock(field)
     start = nn.utils.parameters_to_vector(field.parameters())
     assert torch.equal(block.start, start) and block.dim == len(start)
-    assert [n for n, _ in block.named_parameters()] == ["start"]
+    assert [n for n, _ in block.named_parameters()] == ["w_0"]
     with torch.no_grad():
         block.start.zero_()
     assert (start != 0).any()
