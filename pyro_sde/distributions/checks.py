@@ -76,9 +76,11 @@ def expand_initial(
 
 def check_draw(path: PathDistribution, draw: Draw) -> None:
     check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
-    if bool(torch.isfinite(draw.value).all()):
+    value = draw.value.detach()
+    # A sum is finite only if all its terms are, and needs no mask as large as the path.
+    if bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()):
         return
-    finite = torch.isfinite(draw.value).movedim(-2, 0).flatten(1).all(1)
+    finite = torch.isfinite(value).movedim(-2, 0).flatten(1).all(1)
     first = int((~finite).nonzero()[0])
     if first == 0:
         raise ValueError(f"initial drew a non-finite state at {_time(path, 0)}")

@@ -14,6 +14,7 @@ from torch.distributions import Distribution, constraints
 
 from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
 from .guard import refuse_unsupported_inference, scoring_is_deferred
+from .util import broadcast_shapes
 
 __all__ = ["Draw", "PathDistribution"]
 
@@ -85,7 +86,7 @@ class PathDistribution(TorchDistribution):
             "times": (*self.times.shape[:-1], 1),
         }
         try:
-            shape = torch.broadcast_shapes(*shapes.values())
+            shape = broadcast_shapes(*shapes.values())
         except RuntimeError as e:
             raise ValueError(
                 "the parameters and initial, of shape batch_shape + (D,), and times, of shape "
@@ -184,7 +185,7 @@ class PathDistribution(TorchDistribution):
         return self._origin is other._origin
 
     def log_prob(self, value: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
         if scoring_is_deferred():
             return value.new_zeros(shape)
         if self._validate_args:

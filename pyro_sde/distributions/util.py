@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-__all__ = ["as_parameters", "check_shape", "phi", "with_time"]
+__all__ = ["as_parameters", "broadcast_shapes", "check_shape", "phi", "with_time"]
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
+    """``torch.broadcast_shapes``, which is slow, but for where it has nothing to do."""
+    different = {tuple(s) for s in shapes} - {()}
+    if len(different) > 1:
+        return torch.broadcast_shapes(*different)
+    return torch.Size(different.pop() if different else ())
 
 
 def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ...]]:
@@ -16,7 +25,7 @@ def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ..
     given = [v.dtype for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = reduce(torch.promote_types, given) if given else torch.get_default_dtype()
     try:
-        shape = torch.broadcast_shapes(*(v.shape for v in tensors.values()))
+        shape = broadcast_shapes(*(v.shape for v in tensors.values()))
     except RuntimeError as e:
         found = {k: tuple(v.shape) for k, v in tensors.items()}
         raise ValueError(
@@ -43,7 +52,7 @@ def check_shape(
         return value
     if broadcast:
         try:
-            if torch.broadcast_shapes(value.shape, z.shape) == z.shape:
+            if broadcast_shapes(value.shape, z.shape) == z.shape:
                 return value
         except RuntimeError:
             pass

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..distributions.controlled import ControlledPath
 from ..distributions.path import PathDistribution
+from ..distributions.util import broadcast_shapes
 
 __all__ = ["Steps", "compare"]
 
@@ -105,7 +106,7 @@ def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
         raise ValueError(
             "the guide's path and the model's are on different time grids; build both on one"
         )
-    shape = torch.broadcast_shapes(value.shape[:-2], q.batch_shape, p.batch_shape)
+    shape = broadcast_shapes(value.shape[:-2], q.batch_shape, p.batch_shape)
     if shape != value.shape[:-2]:
         value = value.expand(shape + value.shape[-2:])
     if isinstance(q, ControlledPath) and q.prior.is_same_process(p):
