@@ -95,6 +95,8 @@ BUILDERS = {
     "sdebnn-normal": lambda d: sde_bnn(d, initial="normal", gain=1.0),
     "sdebnn-contraction": lambda d: sde_bnn(d, contraction=True),
     "sdebnn-normal-contraction": lambda d: sde_bnn(d, initial="normal", contraction=True, gain=1.0),
+    "sdebnn-scale-0.2": lambda d: sde_bnn(d, scale=0.2),
+    "sdebnn-rich": lambda d: sde_bnn(d, scale=0.2, hidden=(16, 128, 16), contraction=True),
 }
 NAMES = list(BUILDERS)
 
