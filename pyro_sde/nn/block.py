@@ -194,17 +194,21 @@ class SDEBlock(PyroModule):
             {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
         )
         w = pyro.sample(name, self.prior(), infer=infer)
-        # What is not finite stays so: the last state tells of all.
-        if not bool(torch.isfinite(w[..., -1, :].detach().sum())):
-            finite = torch.isfinite(w).all(-1).reshape(-1, w.shape[-2]).all(0)
-            first = int((~finite).to(torch.uint8).argmax())
-            raise ValueError(
-                f"the weights of site {name!r} are not finite from t={float(self.times[first]):g} "
-                "on: a parameter has become NaN or infinite. Go back to the last good checkpoint "
-                "and train with a lower learning rate or clipped gradients"
-            )
+        self._check_finite(name, w.detach())
         self._pyro_context.set(name, w)
         return w
+
+    def _check_finite(self, name: str, w: Tensor) -> None:
+        if bool(torch.isfinite(w.sum())):  # only if all terms are, and without a mask of them
+            return
+        finite = torch.isfinite(w).all(-1).reshape(-1, w.shape[-2]).all(0)
+        if not bool(finite.all()):
+            t = float(self.times[~finite][0])
+            raise ValueError(
+                f"the weights of site {name!r} are not finite at t={t:g}: a parameter has become "
+                "NaN or infinite. Go back to the last good checkpoint and train with a lower "
+                "learning rate or clipped gradients"
+            )
 
     def _check_input(self, h: Tensor) -> None:
         if not isinstance(h, Tensor) or not h.is_floating_point():

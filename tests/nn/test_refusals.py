@@ -120,7 +120,7 @@ def test_weights_that_are_not_finite(validation, bad):
     guide = AutoSDE(model).setup(X, X)
     with torch.no_grad():
         model.a.start[3] = bad
-    messages = {True: "non-finite state at t=0", False: "'a.w' are not finite from t=0 on"}
+    messages = {True: "non-finite state at t=0", False: "'a.w' are not finite at t=0"}
     with pyro.validation_enabled(validation):
         for run in (model, lambda x: guide(x, X)):
             with pytest.raises(ValueError, match=messages[validation]):
@@ -135,7 +135,7 @@ def test_weights_that_diverge_later():
     w = torch.zeros(5, block.dim)
     w[3:, 7] = float("inf")
     for value in (w, torch.stack([torch.zeros_like(w), w]).unsqueeze(1)):
-        with pytest.raises(ValueError, match=r"site 'w' are not finite from t=0.75 on.*checkpoint"):
+        with pytest.raises(ValueError, match=r"site 'w' are not finite at t=0.75.*checkpoint"):
             poutine.condition(block, data={"w": value})(X)
 
 
