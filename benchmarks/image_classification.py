@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 from baselines import build
+from common import plt
 from common.fit import evaluate, fit
 from common.images import Data, load
 
@@ -116,6 +117,24 @@ def table(results: list[dict], names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def figure(results: list[dict], names: list[str], path: Path) -> None:
+    """Learning curves: the validation error of every run against its minutes."""
+    fig, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    colours = plt.get_cmap("tab10")
+    for r in results:
+        if r["model"] in names:
+            minutes = [h["seconds"] / 60 for h in r["history"]]
+            errors = [100 * (1 - h["accuracy"]) for h in r["history"]]
+            label = r["model"] if r["seed"] == min(q["seed"] for q in results) else None
+            colour = colours(names.index(r["model"]))
+            axes.plot(minutes, errors, ".-", lw=1, color=colour, label=label)
+    axes.set(xlabel="minutes of training", ylabel="validation error, %", yscale="log")
+    axes.legend(fontsize=8, ncols=2)
+    fig.savefig(path, dpi=130)
+    plt.close(fig)
+    print(f"figure: {path}")
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -143,6 +162,7 @@ def main(args: argparse.Namespace) -> list[dict]:
     found = [json.loads(p.read_text()) for p in sorted((args.out / args.data).glob("*.json"))]
     print(f"\n{args.data}, {args.minutes:g} minutes each, {args.samples} draws of the weights\n")
     print(table(found, names))
+    figure(found, names, args.out / args.data / "learning_curves.png")
     return found
 
 
