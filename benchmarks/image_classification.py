@@ -129,6 +129,8 @@ def figure(results: list[dict], names: list[str], path: Path) -> None:
             colour = colours(names.index(r["model"]))
             axes.plot(minutes, errors, ".-", lw=1, color=colour, label=label)
     axes.set(xlabel="minutes of training", ylabel="validation error, %", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.legend(fontsize=8, ncols=2)
     fig.savefig(path, dpi=130)
     plt.close(fig)

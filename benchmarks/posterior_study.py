@@ -69,8 +69,9 @@ def kl_by_depth(classifier: Bayesian, x: Tensor, y: Tensor, draws: int) -> dict[
             if site["type"] != "sample" or prior is None or prior["is_observed"]:
                 continue
             q, p = unwrap(site["fn"]), unwrap(prior["fn"])
-            if q is None or p is None:
-                parts = [float(kl_divergence(site["fn"], prior["fn"]).sum())]
+            if q is None or p is None:  # AutoNormal's own Normal is beside the site
+                normal = guide_trace.nodes[f"{name}_unconstrained"]["fn"]
+                parts = [float(kl_divergence(normal, prior["fn"]).sum())]
             else:
                 steps = compare(q.path, p.path, site["value"])
                 first = 0.0
