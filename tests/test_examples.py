@@ -24,6 +24,11 @@ EXAMPLES = {
     ]
     + [["--no-contraction", "--dt", "0.05"]],
     "multimodal.py": [["--steps", "5", "--samples", "1000"]],
+    "sdebnn_regression.py": [["--samples", "5"]],
+    "sdebnn_likelihoods.py": [
+        ["--likelihood", name]
+        for name in ("categorical", "normal", "cauchy", "student-t", "poisson")
+    ],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
 }
 IMAGE_EXAMPLES = {
