@@ -15,6 +15,7 @@ from baselines.build import NAMES
 from common import fit as training
 from common import images
 from common.classify import Deterministic, predict
+from sdebnn_mnist import DistanceHead
 from torch import nn
 
 from pyro_sde import metrics
@@ -214,6 +215,20 @@ def test_learns(root, tmp_path):
         part.x[torch.arange(len(part)), 0, 10 + part.y, 14] = 255
     _, history = run(data, tmp_path / "a.pt", epochs=60, pixels=0, lr=1e-2)
     assert history[-1]["accuracy"] == 1.0 and history[-1]["nll"] < 0.5 < 1.5 < history[0]["nll"]
+
+
+def test_distance_head():
+    """Sure at a centre, up to the floor; nothing is sure far from all of them."""
+    head = DistanceHead(4, dim=3, floor=-9.0)
+    with torch.no_grad():
+        head.centres.copy_(100 * torch.eye(10)[:, :3] * torch.arange(1.0, 11.0).unsqueeze(-1))
+        head.features.weight.copy_(torch.eye(3, 4))
+        head.features.bias.zero_()
+        p = head(torch.tensor([[100.0, 0, 0, 7], [0, 200.0, 0, 0], [0, 0, -1e4, 0]])).softmax(-1)
+    sure = 1 / (1 + 9 * math.exp(-9.0))
+    assert p[0, 0].item() == pytest.approx(sure, rel=1e-4)
+    assert p[1, 1].item() == pytest.approx(sure, rel=1e-4)
+    torch.testing.assert_close(p[2], torch.full((10,), 0.1))
 
 
 @pytest.mark.parametrize(
