@@ -30,10 +30,10 @@ class DistanceHead(nn.Module):
 
     :param inputs: Features to start from; distances are measured in ``dim`` linear ones of them.
     :param floor: The lowest logit. A class cannot have more than 1 / (1 + 9 exp(floor)), so that
-        -9 leaves 0.1 % for the other nine.
+        -11 leaves 0.015 % for the other nine.
     """
 
-    def __init__(self, inputs: int, dim: int = 32, floor: float = -9.0) -> None:
+    def __init__(self, inputs: int, dim: int = 32, floor: float = -11.0) -> None:
         super().__init__()
         self.features = nn.Linear(inputs, dim)
         # Near enough for every class to be above the floor at first: below it nothing is learned.

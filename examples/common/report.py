@@ -99,6 +99,8 @@ def figure(
     left.plot(epochs, [100 * (1 - h["accuracy"]) for h in history], ".-", color=POSTERIOR)
     left.axhline(100 * (1 - scores["accuracy"]), color=INK, lw=0.8, ls="--")
     left.set(xlabel="epoch", ylabel="error, %", yscale="log", title="validation (line: test)")
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("{x:g}")
     curve = metrics.reliability_curve(p, labels)
     full = curve.count > 0
     middle.plot([0, 1], [0, 1], color=INK, lw=0.8, ls="--")
