@@ -11,7 +11,7 @@ import functools
 import pyro
 import pyro.distributions as dist
 import torch
-from baselines.networks import field
+from baselines.networks import DistanceHead, field
 from common.classify import Bayesian
 from common.images import load
 from common.report import image_parser, train_and_report
@@ -20,29 +20,6 @@ from torch import Tensor, nn
 
 from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
-
-
-class DistanceHead(nn.Module):
-    """Logits that fall with the squared distance from a centre for each class, to a floor.
-
-    Far from all centres the classes are equally likely: a linear head would be the surer of a
-    letter the bolder it is written.
-
-    :param inputs: Features to start from; distances are measured in ``dim`` linear ones of them.
-    :param floor: The lowest logit. A class cannot have more than 1 / (1 + 9 exp(floor)), so that
-        -11 leaves 0.015 % for the other nine.
-    """
-
-    def __init__(self, inputs: int, dim: int = 32, floor: float = -11.0) -> None:
-        super().__init__()
-        self.features = nn.Linear(inputs, dim)
-        # Near enough for every class to be above the floor at first: below it nothing is learned.
-        self.centres = nn.Parameter(0.3 * torch.randn(10, dim))
-        self.register_buffer("floor", torch.tensor(floor))
-
-    def forward(self, h: Tensor) -> Tensor:
-        squares = (self.features(h).unsqueeze(-2) - self.centres).square().sum(-1)
-        return torch.logaddexp(-0.5 * squares, self.floor)
 
 
 class Net(PyroModule):

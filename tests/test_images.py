@@ -12,10 +12,10 @@ import sdebnn_step
 import torch
 from baselines import build
 from baselines.build import NAMES
+from baselines.networks import DistanceHead
 from common import fit as training
 from common import images
 from common.classify import Deterministic, predict
-from sdebnn_mnist import DistanceHead
 from torch import nn
 
 from pyro_sde import metrics

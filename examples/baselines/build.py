@@ -3,9 +3,11 @@
 import functools
 from typing import Any
 
+import pyro
 import torch
 from common.classify import Bayesian, Categorical, Deterministic
 from common.images import Data
+from pyro.distributions import Normal
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.initialization import init_to_sample
@@ -16,7 +18,7 @@ from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
 
 from .mean_field import bayesian_
-from .networks import network
+from .networks import DistanceHead, network
 from .stages import HyperODEStage, ODEStage, ResNetStage
 
 STEPS = 5
@@ -38,8 +40,20 @@ class Ensemble(nn.Module):
         yield from self.nets
 
 
-def _plain(data: Data, stage: Any) -> nn.Module:
-    return Deterministic(network(data.name, stage))
+class Penalised(SDEBlock):
+    """A point w_0 under the prior that it would have if it were inferred: a MAP estimate."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        prior = Normal(torch.zeros_like(self.start), self.start_scale)
+        pyro.factor(
+            f"prior of {self._pyro_get_fullname(self._start_name)}",
+            prior.log_prob(self.start).sum(),
+        )
+        return super().forward(h)
+
+
+def _plain(data: Data, stage: Any, head: Any = None) -> nn.Module:
+    return Deterministic(network(data.name, stage, head=head))
 
 
 def _mean_field(data: Data, stage: Any) -> nn.Module:
@@ -63,6 +77,8 @@ def sde_bnn(
     contraction: bool = False,
     hidden: tuple[int, ...] = (2, 128, 2),
     gain: float = GAIN,
+    head: Any = None,
+    kind: type[SDEBlock] = SDEBlock,
     **block: Any,
 ) -> nn.Module:
     """The network of the others with an SDEBlock for a stage, and AutoSDE for its guide.
@@ -70,7 +86,7 @@ def sde_bnn(
     :param block: Arguments of SDEBlock.
     """
     options = {"steps": STEPS, "scale": 0.1} | block
-    net = network(data.name, lambda f: SDEBlock(f, **options), gain)
+    net = network(data.name, lambda f: kind(f, **options), gain, head)
     model = Categorical(net, len(data.train))
     control = functools.partial(MLPControl, hidden=hidden)
     guide = AutoSDE(model, control=control, contraction=contraction)
@@ -97,6 +113,9 @@ BUILDERS = {
     "sdebnn-normal-contraction": lambda d: sde_bnn(d, initial="normal", contraction=True, gain=1.0),
     "sdebnn-scale-0.2": lambda d: sde_bnn(d, scale=0.2),
     "sdebnn-rich": lambda d: sde_bnn(d, scale=0.2, hidden=(16, 128, 16), contraction=True),
+    "sdebnn-penalised": lambda d: sde_bnn(d, kind=Penalised),
+    "odenet-distance": lambda d: _plain(d, lambda f: ODEStage(f, STEPS), DistanceHead),
+    "sdebnn-distance": lambda d: sde_bnn(d, head=DistanceHead),
 }
 NAMES = list(BUILDERS)
 
