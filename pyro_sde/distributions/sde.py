@@ -34,6 +34,8 @@ class SDEPath(PathDistribution):
     :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it.
     :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
+        draws in its place, the states and the noise alone.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SDEPath(PathDistribution):
         diffusion: Callable[[Tensor, Tensor], Tensor | float],
         initial: Tensor | float | Distribution,
         times: Tensor,
+        memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
         for name, f in (("drift", drift), ("diffusion", diffusion)):
@@ -51,7 +54,7 @@ class SDEPath(PathDistribution):
                     f"lambda t, z: {f!r}"
                 )
         self.drift, self.diffusion = drift, diffusion
-        super().__init__(times, initial, validate_args=validate_args)
+        super().__init__(times, initial, memory=memory, validate_args=validate_args)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f = check_shape("drift", self.drift(t, z), t, z)

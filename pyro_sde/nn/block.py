@@ -13,7 +13,8 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
 
 from ..distributions import OrnsteinUhlenbeck
-from ..solvers import METHODS, integrate
+from ..solvers import evaluations, integrate
+from ..solvers.integrate import check_method
 from .weights import Skeleton
 
 __all__ = ["SDEBlock"]
@@ -61,7 +62,11 @@ class SDEBlock(PyroModule):
     :param augment: How many channels (features) of zeros to add to h.
     :param initial: ``"point"``, w_0 is a parameter that starts as the module was initialised; or
         ``"normal"``, w_0 is inferred too, with the prior N(0, 1 / fan in).
-    :param method: ``"euler"``, ``"heun"`` or ``"midpoint"``.
+    :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
+    :param memory: ``"graph"``, ``"recompute"`` or ``"reversible"``, of which the last needs
+        ``method="reversible_heun"``: what training keeps of the solution of h, see
+        :func:`~pyro_sde.solvers.integrate`. But for ``"graph"`` only states and noise of the
+        weights are kept too.
     :param name: The name of the site.
     :param event_dim: How many of the last dimensions of h are one input of the field: by default
         3 if it has two-dimensional convolutions, 1 if it has linear layers only. It tells a
@@ -83,20 +88,21 @@ class SDEBlock(PyroModule):
         augment: int = 0,
         initial: str = "point",
         method: str = "euler",
+        memory: str = "graph",
         name: str = "w",
         event_dim: int | None = None,
     ) -> None:
         super().__init__()
         if initial not in ("point", "normal"):
             raise ValueError(f'initial must be "point" or "normal": found {initial!r}')
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
+        check_method(method, memory)
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps must be an integer of at least 1: found {steps!r}")
         if not isinstance(augment, int) or augment < 0:
             raise ValueError(f"augment must be an integer of at least 0: found {augment!r}")
         self.skeleton = Skeleton(field)
         self.augment, self.method, self.name, self.initial = augment, method, name, initial
+        self.memory = memory
         self.channel_dim = -self.skeleton.event_dim
         self.event_dim = self.skeleton.event_dim if event_dim is None else event_dim
         start, start_scale = self.skeleton.take_initial()
@@ -138,14 +144,15 @@ class SDEBlock(PyroModule):
     @property
     def evaluations(self) -> int:
         """How often the field is evaluated in one pass."""
-        return METHODS[self.method][1] * (len(self.times) - 1)
+        return evaluations(self.method, len(self.times) - 1)
 
     def prior(self) -> OrnsteinUhlenbeck:
         """The law of the weights."""
         initial: Any = self.start
         if self.initial == "normal":
             initial = Normal(torch.zeros_like(initial), self.start_scale).to_event(1)
-        return OrnsteinUhlenbeck(self.rate, 0.0, self.scale, self.times, initial)
+        memory = "graph" if self.memory == "graph" else "recompute"
+        return OrnsteinUhlenbeck(self.rate, 0.0, self.scale, self.times, initial, memory)
 
     def forward(self, h: Tensor) -> Tensor:
         self._check_input(h)
@@ -172,7 +179,7 @@ class SDEBlock(PyroModule):
         shape = h.shape
         h = h.reshape(lead.numel(), *shape[len(lead) :])
         w = w.reshape(lead.numel(), *w.shape[-2:])
-        return torch.func.vmap(self._solve)(h, w).reshape(shape)
+        return self._solve(h, w, particles=True).reshape(shape)
 
     def _weights(self) -> Tensor:
         name = self._pyro_get_fullname(self.name)
@@ -224,7 +231,7 @@ class SDEBlock(PyroModule):
                 f"shape {tuple(h.shape)}; add one with h.unsqueeze(0)"
             )
 
-    def _solve(self, h: Tensor, w: Tensor) -> Tensor:
+    def _solve(self, h: Tensor, w: Tensor, particles: bool = False) -> Tensor:
         # Not self.skeleton, which would have Pyro register what is left of the field.
         skeleton: Any = self._modules["skeleton"]
         before = skeleton.buffer_state()
@@ -244,7 +251,9 @@ class SDEBlock(PyroModule):
                 )
             return out
 
-        h = integrate(field, h, w, self.times, method=self.method)
+        if particles:
+            field = torch.func.vmap(field, in_dims=(None, 0, 0))
+        h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
         if skeleton.has_changed(before):
             raise ValueError(
                 "field has changed one of its buffers while it was being evaluated: a solver may "

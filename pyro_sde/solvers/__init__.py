@@ -1,5 +1,5 @@
 """Solving equations along a path that has been drawn."""
 
-from .integrate import METHODS, integrate
+from .integrate import METHODS, evaluations, integrate
 
-__all__ = ["METHODS", "integrate"]
+__all__ = ["METHODS", "evaluations", "integrate"]
