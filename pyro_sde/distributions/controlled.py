@@ -89,6 +89,9 @@ class ControlledPath(PathDistribution):
         mean = torch.addcmul(mean, scale * dt.sqrt(), u)
         return mean, scale if log_c is None else scale * log_c.exp()
 
+    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
+        return self.prior.milstein(t, dt, z, scale)
+
     def _controlled_kernel(
         self, z0: Tensor
     ) -> tuple[Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor, Tensor | None]], Any]:

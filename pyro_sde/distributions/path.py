@@ -16,6 +16,8 @@ from .._replay import check_memory
 from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
 from .guard import refuse_unsupported_inference, scoring_is_deferred
 from .lean import LeanDraw, simulate
+from .refine import refined_sample
+from .tolerance import current_tolerance
 from .util import broadcast_shapes
 
 __all__ = ["Draw", "PathDistribution"]
@@ -115,6 +117,12 @@ class PathDistribution(TorchDistribution):
         """
         raise NotImplementedError
 
+    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
+        """By how much ``scale`` would change if the state moved by it, entry by entry, or None
+        where it does not depend on the state: half of it, times eps^2 - 1, makes Milstein's step,
+        of strong order 1, out of Euler's."""
+        return None
+
     def kernel(self) -> Step:
         """The transition as a function ``(i, z) -> (mean, scale)`` of the step's number.
 
@@ -162,6 +170,10 @@ class PathDistribution(TorchDistribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         refuse_unsupported_inference()
         z0 = self._draw_initial(torch.Size(sample_shape))
+        tol = current_tolerance()
+        if tol is not None:
+            self._origin.last = None
+            return refined_sample(self, z0, tol)
         N = self.times.shape[-1] - 1
         eps = torch.randn((N, *z0.shape), dtype=z0.dtype, device=z0.device)
         draw = self._simulate(z0, eps) if self.memory == "graph" else simulate(self, z0, eps)

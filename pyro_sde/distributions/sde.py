@@ -60,3 +60,8 @@ class SDEPath(PathDistribution):
         f = check_shape("drift", self.drift(t, z), t, z)
         g = check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
         return z + f * dt, g * dt.sqrt()
+
+    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
+        moved = z + scale
+        g = check_shape("diffusion", self.diffusion(t, moved), t, moved, broadcast=True)
+        return g * dt.sqrt() - scale

@@ -13,7 +13,9 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor, nn
 
 from ..distributions import OrnsteinUhlenbeck
+from ..distributions.tolerance import current_tolerance
 from ..solvers import evaluations, integrate
+from ..solvers.adaptive import integrate_adaptively
 from ..solvers.integrate import check_method
 from .weights import Skeleton
 
@@ -50,6 +52,9 @@ class SDEBlock(PyroModule):
                     return pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
 
         guide = AutoSDE(Net())
+
+    Inside of :class:`~pyro_sde.tolerance` weights and hidden units are solved together with error
+    control, on the noise that the weights were drawn with.
 
     With vectorised particles the output gains their dimensions at the left, before the batch.
 
@@ -253,7 +258,11 @@ class SDEBlock(PyroModule):
 
         if particles:
             field = torch.func.vmap(field, in_dims=(None, 0, 0))
-        h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
+        tol = current_tolerance()
+        if tol is None:
+            h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
+        else:
+            h = integrate_adaptively(field, h, w, tol)
         if skeleton.has_changed(before):
             raise ValueError(
                 "field has changed one of its buffers while it was being evaluated: a solver may "
