@@ -51,6 +51,9 @@ class BrownianMotion(PathDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return z + self.drift * dt, self.scale * dt.sqrt()
 
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.drift.expand_as(z), self.scale.expand_as(z)
+
     def kernel(self) -> Step:
         _, dt = self.step_times(0)
         shifts, scales = (self.drift * dt).unbind(0), (self.scale * dt.sqrt()).unbind(0)

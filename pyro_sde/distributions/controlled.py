@@ -89,6 +89,15 @@ class ControlledPath(PathDistribution):
         mean = torch.addcmul(mean, scale * dt.sqrt(), u)
         return mean, scale if log_c is None else scale * log_c.exp()
 
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.contraction is not None:
+            raise ValueError(
+                "a path with contraction shrinks the noise of the steps of its grid: it is the "
+                "discretisation of no SDE. Build it, or train AutoSDE, with contraction=False"
+            )
+        f, g = self.prior.coefficients(t, z)
+        return torch.addcmul(f, g, self.evaluate(t, z)[0]), g
+
     def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
         return self.prior.milstein(t, dt, z, scale)
 

@@ -79,6 +79,9 @@ class OrnsteinUhlenbeck(PathDistribution):
         decay, scale = self._coefficients(dt)
         return self.loc + (z - self.loc) * decay, scale
 
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return -self.rate * (z - self.loc), self.scale.expand_as(z)
+
     def kernel(self) -> Step:
         _, dt = self.step_times(0)
         decay, scale = self._coefficients(dt)

@@ -117,6 +117,10 @@ class PathDistribution(TorchDistribution):
         """
         raise NotImplementedError
 
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Drift and diffusion of the SDE that the transition discretises, of the shape of ``z``."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what SDE it discretises")
+
     def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
         """By how much ``scale`` would change if the state moved by it, entry by entry, or None
         where it does not depend on the state: half of it, times eps^2 - 1, makes Milstein's step,

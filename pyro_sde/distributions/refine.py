@@ -45,9 +45,9 @@ def refined_sample(path: PathDistribution, z0: Tensor, tol: tolerance) -> Tensor
 
     if getattr(path, "contraction", None) is not None:
         raise ValueError(
-            "a posterior with contraction shrinks the noise of the steps of its grid, which is no "
-            "SDE that could be refined: predict on the grid, without tolerance(), or train with "
-            "contraction=False"
+            "a path with contraction shrinks the noise of the steps of its grid, and is the "
+            "discretisation of no SDE that could be refined: predict on its grid, without "
+            "tolerance(), or train AutoSDE with contraction=False"
         )
     seeds = torch.randint(2**31 - 1, (path.times.shape[-1] - 1,)).tolist()
     noise = [

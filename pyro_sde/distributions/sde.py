@@ -57,11 +57,18 @@ class SDEPath(PathDistribution):
         super().__init__(times, initial, memory=memory, validate_args=validate_args)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        f = check_shape("drift", self.drift(t, z), t, z)
-        g = check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
+        f, g = self._evaluate(t, z)
         return z + f * dt, g * dt.sqrt()
+
+    def _evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        f = check_shape("drift", self.drift(t, z), t, z)
+        return f, check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
 
     def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
         moved = z + scale
         g = check_shape("diffusion", self.diffusion(t, moved), t, moved, broadcast=True)
         return g * dt.sqrt() - scale
+
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        f, g = self._evaluate(t, z)
+        return f.expand_as(z), g.expand_as(z)

@@ -16,6 +16,7 @@ from ..distributions import OrnsteinUhlenbeck
 from ..distributions.tolerance import current_tolerance
 from ..solvers import evaluations, integrate
 from ..solvers.adaptive import integrate_adaptively
+from ..solvers.elsewhere import current_solver
 from ..solvers.integrate import check_method
 from .weights import Skeleton
 
@@ -161,11 +162,14 @@ class SDEBlock(PyroModule):
 
     def forward(self, h: Tensor) -> Tensor:
         self._check_input(h)
-        w = self._weights()
         if self.augment:
             zeros = list(h.shape)
             zeros[self.channel_dim] = self.augment
             h = torch.cat([h, h.new_zeros(zeros)], self.channel_dim)
+        elsewhere = current_solver()
+        if elsewhere is not None:
+            return elsewhere(self, h)
+        w = self._weights()
         lead = torch.Size(w.shape[:-2])
         while lead and lead[-1] == 1:  # the places that Pyro leaves for the model's own plates
             lead = torch.Size(lead[:-1])
@@ -191,6 +195,16 @@ class SDEBlock(PyroModule):
         w = self._pyro_context.get(name)
         if w is not None:
             return w
+        self._refuse_data_plates(name)
+        infer: Any = (
+            {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
+        )
+        w = pyro.sample(name, self.prior(), infer=infer)
+        self._check_finite(name, w.detach())
+        self._pyro_context.set(name, w)
+        return w
+
+    def _refuse_data_plates(self, name: str) -> None:
         for frame in _PYRO_STACK:
             if (
                 isinstance(frame, IndepMessenger)
@@ -202,13 +216,6 @@ class SDEBlock(PyroModule):
                     "weights of its own, and their KL would be scaled with the likelihood. Call "
                     "the block before `with pyro.plate(...)`, and sample inside"
                 )
-        infer: Any = (
-            {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
-        )
-        w = pyro.sample(name, self.prior(), infer=infer)
-        self._check_finite(name, w.detach())
-        self._pyro_context.set(name, w)
-        return w
 
     def _check_finite(self, name: str, w: Tensor) -> None:
         if bool(torch.isfinite(w.sum())):  # only if all terms are, and without a mask of them
@@ -237,6 +244,19 @@ class SDEBlock(PyroModule):
             )
 
     def _solve(self, h: Tensor, w: Tensor, particles: bool = False) -> Tensor:
+        field, check_unchanged = self._field()
+        if particles:
+            field = torch.func.vmap(field, in_dims=(None, 0, 0))
+        tol = current_tolerance()
+        if tol is None:
+            h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
+        else:
+            h = integrate_adaptively(field, h, w, tol)
+        check_unchanged()
+        return h
+
+    def _field(self) -> tuple[Any, Any]:
+        """dh/dt as a function of (t, h, w); and a function that raises if it was not one."""
         # Not self.skeleton, which would have Pyro register what is left of the field.
         skeleton: Any = self._modules["skeleton"]
         before = skeleton.buffer_state()
@@ -256,20 +276,15 @@ class SDEBlock(PyroModule):
                 )
             return out
 
-        if particles:
-            field = torch.func.vmap(field, in_dims=(None, 0, 0))
-        tol = current_tolerance()
-        if tol is None:
-            h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
-        else:
-            h = integrate_adaptively(field, h, w, tol)
-        if skeleton.has_changed(before):
-            raise ValueError(
-                "field has changed one of its buffers while it was being evaluated: a solver may "
-                "evaluate it any number of times, so that it must be a function of (t, h) alone. "
-                "Remove running statistics, or put the field's module into eval mode"
-            )
-        return h
+        def check_unchanged() -> None:
+            if skeleton.has_changed(before):
+                raise ValueError(
+                    "field has changed one of its buffers while it was being evaluated: a solver "
+                    "may evaluate it any number of times, so that it must be a function of (t, h) "
+                    "alone. Remove running statistics, or put the field's module into eval mode"
+                )
+
+        return field, check_unchanged
 
     def extra_repr(self) -> str:
         return (
