@@ -58,7 +58,7 @@ class tolerance:
     """
 
     def __init__(
-        self, rtol: float = 1e-3, atol: float | None = None, *, max_evaluations: int = 100_000
+        self, rtol: float = 1e-3, atol: float | None = None, *, max_evaluations: int = 20_000
     ) -> None:
         atol = 0.1 * rtol if atol is None else atol
         for name, value in (("rtol", rtol), ("atol", atol)):
