@@ -36,8 +36,6 @@ class Replay:
 
     def run(self, fn: Callable[..., Any], *inputs: Tensor) -> Any:
         """``fn(*inputs)``, to be done again from the values of ``inputs``."""
-        if not torch.is_grad_enabled():
-            return fn(*inputs)
         held = [(x.detach(), x.requires_grad) for x in inputs]
         unchanged = watch(inputs)
 
@@ -51,6 +49,8 @@ class Replay:
         self, fn: Callable[..., Any], inputs: tuple[Tensor, ...], again: Callable[[], list[Tensor]]
     ) -> Any:
         """``fn(*inputs)``; ``again`` gives the tensors that its gradient needs, in their order."""
+        if not torch.is_grad_enabled():
+            return fn(*inputs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
                 'memory="recompute" and "reversible" cannot be used inside torch.func.vmap or '

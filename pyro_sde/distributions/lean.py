@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._replay import Replay
+from .._replay import Replay, capture
 from . import ratio
 from .checks import check_scale
 
@@ -65,10 +66,22 @@ def simulate(path: PathDistribution, z0: Tensor, eps: Tensor) -> LeanDraw:
         w, log_c = shift
         return after, *_terms(w, log_c, noise[i])
 
+    needs_grad: list[bool] = []
+
+    def again(i: int) -> list[Tensor]:
+        # From the path that is kept anyway: the states that it was stacked of are gone by now.
+        state = value.select(-2, i).detach().requires_grad_(needs_grad[i])
+        return capture(functools.partial(forward, i), state)[1]
+
     for i in range(len(noise)):
-        after, *terms = replay.run(lambda state, i=i: forward(i, state), z[-1])
+        needs_grad.append(z[i].requires_grad)
+        after, *terms = replay.record(
+            functools.partial(forward, i), (z[i],), functools.partial(again, i)
+        )
         z.append(after)
         parts.append(tuple(terms))
+    value = torch.stack(z, -2)
+    del z
     lean = None
     if parts[0]:
         kl, martingale, stopped = (list(p) for p in zip(*parts, strict=True))
@@ -79,7 +92,7 @@ def simulate(path: PathDistribution, z0: Tensor, eps: Tensor) -> LeanDraw:
             return shift
 
         lean = LeanTerms(kl, martingale, stopped, shift_of)
-    return LeanDraw(torch.stack(z, -2), torch.is_grad_enabled(), z[:-1], eps, lean)
+    return LeanDraw(value, torch.is_grad_enabled(), list(value.unbind(-2)[:-1]), eps, lean)
 
 
 def _terms(w: Tensor, log_c: Tensor | None, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._replay import Replay, check_memory
-from .reversible import reversible_heun
+from .._replay import check_memory
+from .backward import Back, Lean, solve_leanly
+from .reversible import ReversibleHeun, reversible_heun
 
 __all__ = ["METHODS", "evaluations", "integrate"]
 
@@ -96,7 +97,9 @@ def integrate(
       first. It needs ``method="reversible_heun"``, and steps so short that the field's Lipschitz
       constant times a step is below 1, beyond which the method is unstable.
 
-    Gradients of gradients need ``"graph"``.
+    Gradients of gradients, and by the times, need ``"graph"``. What the field closes over gets its
+    gradient in every mode; in the last two that of something computed before, an encoding say, is
+    taken back to its parameters at every step: pass such a thing through the path.
 
     Example::
 
@@ -119,17 +122,47 @@ def integrate(
             f"path has {path.shape[-2]} states, times {len(times)}: pass the grid that the path "
             "was drawn on"
         )
+    lean = memory != "graph" and torch.is_grad_enabled()
+    if method == REVERSIBLE:
+        if lean:
+            return solve_leanly(ReversibleHeun(field, times, memory == "recompute"), h0, path)
+        return reversible_heun(field, h0, *_split(path, times))[0]
+    step, _ = _STEPS[method]
+    if lean:
+        return solve_leanly(_Steps(field, times, step), h0, path)
+    h, (w, t, dt) = h0, _split(path, times)
+    for i in range(len(dt)):
+        h = step(field, t[i], dt[i], h, w[i], w[i + 1])
+    return h
+
+
+def _split(path: Tensor | None, times: Tensor) -> tuple[Any, Any, Any]:
     # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
     w: Any = [None] * len(times) if path is None else path.unbind(-2)
-    t, dt = times.unbind(0), times.diff().unbind(0)
-    if method == REVERSIBLE:
-        return reversible_heun(field, h0, w, t, dt, memory)
-    step, _ = _STEPS[method]
-    h = h0
-    replay = Replay() if memory == "recompute" else None
-    for i in range(len(dt)):
-        if replay is None:
-            h = step(field, t[i], dt[i], h, w[i], w[i + 1])
-        else:
-            h = replay.run(lambda h, i=i: step(field, t[i], dt[i], h, w[i], w[i + 1]), h)
-    return h
+    return w, times.unbind(0), times.diff().unbind(0)
+
+
+class _Steps(Lean):
+    """A one-step method from its states."""
+
+    def __init__(self, field: Callable, times: Tensor, step: Step) -> None:
+        super().__init__(field, times)
+        self.step = step
+
+    def forward(self, h: Tensor, w: Any) -> tuple[Tensor, ...]:
+        states = []
+        for i, dt in enumerate(self.dt):
+            states.append(h)
+            h = self.step(self.field, self.t[i], dt, h, w[i], w[i + 1])
+        return h, *states
+
+    def backward(self, saved: tuple[Tensor, ...], w: Any, grad: Tensor, back: Back) -> Tensor:
+        for i in range(len(self.dt) - 1, -1, -1):
+            _, grad = back.vjp(
+                lambda h, *w, i=i: self.step(self.field, self.t[i], self.dt[i], h, *w),
+                saved[i],
+                (w[i], w[i + 1]),
+                (i, i + 1),
+                grad,
+            )
+        return grad

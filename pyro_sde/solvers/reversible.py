@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._replay import Replay, capture, watch
+from .backward import Back, Lean
 
-__all__ = ["reversible_heun"]
+__all__ = ["ReversibleHeun", "reversible_heun"]
 
 
 def reversible_heun(
@@ -30,88 +30,64 @@ def reversible_heun(
     w: Sequence[Any],
     t: Sequence[Tensor],
     dt: Sequence[Tensor],
-    memory: str = "graph",
-) -> Tensor:
-    """The solution at the last time.
+    each: Callable[[Tensor], None] = lambda y_hat: None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""y, :math:`\hat y` and the field there, at the last time.
 
     :param w: One entry for each time; ``t`` too, ``dt`` one less.
+    :param each: Called with every :math:`\hat y`.
     """
-    evaluate: Callable[[int, Tensor], Tensor]
-    rewind = None
-    if memory == "graph" or not torch.is_grad_enabled():
-
-        def evaluate(n: int, y_hat: Tensor) -> Tensor:
-            return field(t[n], y_hat, w[n])
-
-    elif memory == "recompute":
-        replay = Replay()
-
-        def evaluate(n: int, y_hat: Tensor) -> Tensor:
-            return replay.run(lambda y_hat: field(t[n], y_hat, w[n]), y_hat)
-
-    else:
-        rewind = _Rewind(field, w, t, dt)
-        evaluate = rewind.evaluate
     y = y_hat = h0
-    f = evaluate(0, y_hat)
+    each(y_hat)
+    f = field(t[0], y_hat, w[0])
     for n in range(len(dt)):
         y_hat = 2 * y - y_hat + f * dt[n]
-        f_next = evaluate(n + 1, y_hat)
+        each(y_hat)
+        f_next = field(t[n + 1], y_hat, w[n + 1])
         y = y + 0.5 * dt[n] * (f + f_next)
         f = f_next
-    if rewind is not None:
-        rewind.finish(y, y_hat, f)
-    return y
+    return y, y_hat, f
 
 
-class _Rewind:
-    """The evaluations of a solution, to be done again from its end backwards."""
+class ReversibleHeun(Lean):
+    """Its backward pass.
 
-    end: tuple[Tensor, Tensor, Tensor]
+    :param keep: Whether the points of evaluation are kept, or reconstructed from the last.
+    """
 
-    def __init__(
-        self, field: Callable, w: Sequence[Any], t: Sequence[Tensor], dt: Sequence[Tensor]
-    ) -> None:
-        self.field, self.w, self.t, self.dt = field, w, t, dt
-        self.replay = Replay()
-        self.needs_grad: list[bool] = []
-        self.n: int | None = None  # where (y, y_hat, f) is; None before the first of all
-        self.state: tuple[Tensor, Tensor, Tensor] | None = None
+    def __init__(self, field: Callable, times: Tensor, keep: bool) -> None:
+        super().__init__(field, times)
+        self.keep = keep
 
-    def finish(self, *end: Tensor) -> None:
-        y, y_hat, f = end
-        self.end = y.detach(), y_hat.detach(), f.detach()
-        self.unchanged = watch(end)
+    def forward(self, h: Tensor, w: Any) -> tuple[Tensor, ...]:
+        points: list[Tensor] = []
+        each = points.append if self.keep else (lambda y_hat: None)
+        y, y_hat, _ = reversible_heun(self.field, h, w, self.t, self.dt, each)
+        return (y, *points) if self.keep else (y, y, y_hat)
 
-    def evaluate(self, n: int, y_hat: Tensor) -> Tensor:
-        self.needs_grad.append(y_hat.requires_grad)
-        return self.replay.record(
-            lambda x: self.field(self.t[n], x, self.w[n]), (y_hat,), lambda: self.again(n)
-        )
-
-    def again(self, n: int) -> list[Tensor]:
-        """What the gradient of evaluation ``n`` needs, from the state after it."""
-        last = len(self.dt)
-        if self.n is None or self.n <= n:
-            self.unchanged()
-            self.n, self.state = last, self.end
-            if n == last:
-                return self._capture(n, self.end[1])[1]
-        kept: list[Tensor] = []
-        while self.n > n:
-            kept.clear()
-            kept = self._back()
-        return kept
-
-    def _back(self) -> list[Tensor]:
-        assert self.n is not None and self.state is not None
-        (y, y_hat, f), dt = self.state, self.dt[self.n - 1]
-        y_hat = 2 * y - y_hat - f * dt
-        f_before, kept = self._capture(self.n - 1, y_hat)
-        self.n, self.state = self.n - 1, (y - 0.5 * dt * (f + f_before), y_hat, f_before)
-        return kept
-
-    def _capture(self, n: int, y_hat: Tensor) -> tuple[Tensor, list[Tensor]]:
-        point = y_hat.detach().requires_grad_(self.needs_grad[n])
-        f, kept = capture(lambda x: self.field(self.t[n], x, self.w[n]), point)
-        return f.detach(), kept
+    def backward(self, saved: tuple[Tensor, ...], w: Any, grad: Tensor, back: Back) -> Tensor:
+        """By y, y_hat and f(y_hat): a, b and c, from the last time to the first."""
+        a, b, c = grad, torch.zeros_like(grad), torch.zeros_like(grad)
+        f_after: Any = None
+        y: Any = saved[0]
+        y_hat: Any = saved[1]
+        for n in range(len(self.t) - 1, -1, -1):
+            if n < len(self.dt):
+                dt = self.dt[n]
+                a, b, c = a + 2 * b, -b, 0.5 * dt * a + dt * b
+                if not self.keep:
+                    y_hat = 2 * y - y_hat - dt * f_after
+            if n > 0:
+                c = c + 0.5 * self.dt[n - 1] * a
+            f, by_point = back.vjp(
+                lambda h, *w, n=n: self.field(self.t[n], h, w[0]),
+                saved[n] if self.keep else y_hat,
+                (w[n],),
+                (n,),
+                c,
+            )
+            b = b + by_point
+            if not self.keep and n < len(self.dt):
+                y = y - 0.5 * self.dt[n] * (f + f_after)
+            f_after = f
+        return a + b
