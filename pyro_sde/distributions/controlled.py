@@ -84,10 +84,16 @@ class ControlledPath(PathDistribution):
         return check_shape("control", u, t, z).expand_as(z), log_c
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.control_step(t, dt, z)[:2]
+
+    def control_step(
+        self, t: Tensor, dt: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
         mean, scale = self.prior.transition(t, dt, z)
         u, log_c = self.evaluate(t, z)
-        mean = torch.addcmul(mean, scale * dt.sqrt(), u)
-        return mean, scale if log_c is None else scale * log_c.exp()
+        root = dt.sqrt()
+        mean = torch.addcmul(mean, scale * root, u)
+        return mean, scale if log_c is None else scale * log_c.exp(), (root * u, log_c)
 
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.contraction is not None:
@@ -103,8 +109,8 @@ class ControlledPath(PathDistribution):
 
     def _controlled_kernel(
         self, z0: Tensor
-    ) -> tuple[Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor, Tensor | None]], Any]:
-        """From the step's number and state to mean, scale, u and log c; and the roots of dt."""
+    ) -> Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """From the step's number and state to mean, scale, u and log c."""
         step = self.prior.kernel()
         t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
         evaluate = self._on_grid(t)
@@ -116,19 +122,10 @@ class ControlledPath(PathDistribution):
             mean = torch.addcmul(mean, scale * roots[i], u)
             return mean, scale if log_c is None else scale * log_c.exp(), u, log_c
 
-        return at, roots
-
-    def lean_kernel(self, z0: Tensor) -> Callable[[int, Tensor], tuple]:
-        step, roots = self._controlled_kernel(z0)
-
-        def at(i: int, z: Tensor) -> tuple:
-            mean, scale, u, log_c = step(i, z)
-            return mean, scale, (roots[i] * u, log_c)
-
         return at
 
     def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
-        step, _ = self._controlled_kernel(z0)
+        step = self._controlled_kernel(z0)
         z = [z0]
         means: list[Tensor] = []
         scales: list[Tensor] = []

@@ -12,7 +12,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from .._replay import check_memory
+from .._lean import check_memory
 from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
 from .guard import refuse_unsupported_inference, scoring_is_deferred
 from .lean import LeanDraw, simulate
@@ -89,7 +89,7 @@ class PathDistribution(TorchDistribution):
         memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
-        self.memory = check_memory(memory, ("graph", "recompute"))
+        self.memory = check_memory(memory, "graph", "recompute")
         self.times = check_times(times)
         shapes = {
             "parameters": tuple(param_shape) or (1,),
@@ -135,11 +135,12 @@ class PathDistribution(TorchDistribution):
         t, dt = self.step_times()
         return lambda i, z: self.transition(t[i], dt[i], z)
 
-    def lean_kernel(self, z0: Tensor) -> Callable[[int, Tensor], tuple]:
-        """As :meth:`kernel`, for paths that start at ``z0``; third, for a path pushed by a
-        control, the pair of w and log c (see :mod:`~pyro_sde.distributions.ratio`), else None."""
-        step = self.kernel()
-        return lambda i, z: (*step(i, z), None)
+    def control_step(
+        self, t: Tensor, dt: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
+        """The transition and, for a path pushed by a control, w and log c (see
+        :mod:`~pyro_sde.distributions.ratio`) against the one that is pushed; else None."""
+        return *self.transition(t, dt, z), None
 
     def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
         """Start and length of every step, time first, the last dimension of size 1.
@@ -169,6 +170,11 @@ class PathDistribution(TorchDistribution):
         new = type(self).__new__(type(self)) if _instance is None else _instance
         new.__dict__.update(self.__dict__)
         new._batch_shape = batch_shape
+        return new
+
+    def without_memory_of_draws(self) -> PathDistribution:
+        new = self.expand(self.batch_shape)
+        new._origin = _Origin()
         return new
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..distributions import ratio
 from ..distributions.controlled import ControlledPath
@@ -90,55 +87,19 @@ def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
 
 
 class LeanSteps:
-    """As :class:`Steps`, from the parts of each step, of which the graph keeps nothing else.
+    """As :class:`Steps`, from terms that are summed already."""
 
-    :param states: Before each step, attached.
-    :param eps: The noise, time first.
-    """
-
-    def __init__(self, terms: LeanTerms, states: list[Tensor], eps: Tensor) -> None:
-        self.terms, self.states, self.eps = terms, states, eps.detach()
+    def __init__(self, terms: LeanTerms) -> None:
+        self.terms = terms
 
     def kl(self) -> Tensor:
-        return torch.stack(self.terms.kl).sum(0)
+        return self.terms.kl
 
     def martingale(self) -> Tensor:
-        return torch.stack(self.terms.martingale).sum(0)
+        return self.terms.martingale
 
     def stopped(self) -> Tensor:
-        result = torch.stack(self.terms.stopped).sum(0)
-        if not torch.is_grad_enabled():
-            return result
-        shares = [
-            _StatesShare.apply(z, self.eps[i], functools.partial(self.terms.ratio, i))
-            for i, z in enumerate(self.states)
-            if z.requires_grad
-        ]
-        return result + torch.stack(shares).sum(0) if shares else result
-
-
-class _StatesShare(torch.autograd.Function):
-    """What the stopped terms of a step owe to its state: zero in value, exact in gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, eps: Tensor, shift: Callable) -> Tensor:
-        ctx.save_for_backward(z, eps)
-        ctx.shift = shift
-        return z.new_zeros(z.shape[:-1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
-        z, eps = ctx.saved_tensors
-        with torch.enable_grad():
-            point = z.detach().requires_grad_()
-            w, log_c = ctx.shift(point)
-            by_w, by_log_c = ratio.slopes(log_c, eps)
-            total = by_w * w if log_c is None else by_w * w + by_log_c * log_c
-            if not total.requires_grad:
-                return None, None, None
-            (by_z,) = torch.autograd.grad(total.sum(-1), point, grad, allow_unused=True)
-        return by_z, None, None
+        return self.terms.stopped
 
 
 def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps | LeanSteps:
@@ -162,7 +123,7 @@ def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:
     t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     root, draw = dt.sqrt(), q.recall(value)
     if isinstance(draw, LeanDraw) and draw.terms is not None:
-        return LeanSteps(draw.terms, draw.z, draw.eps)
+        return LeanSteps(draw.terms)
     if isinstance(draw, Draw) and draw.u is not None:
         us, log_cs, states = draw.u, draw.log_c, draw.z
         u, eps = torch.stack(us), draw.eps
@@ -256,7 +217,7 @@ def _compare_leanly(
         log_c = (scale_q.log() - scale_p.log()).expand_as(z) if differ else None
         return (mean_q - mean_p) / scale_p, log_c
 
-    return LeanSteps(terms_of(shift, draw.z, draw.eps), draw.z, draw.eps)
+    return LeanSteps(terms_of(shift, draw.value, draw.eps))
 
 
 def _fit(slopes: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._replay import check_memory
-from .backward import Back, Lean, solve_leanly
+from .._lean import Grads, Lean, Vjp, check_memory, run_leanly
 from .reversible import ReversibleHeun, reversible_heun
 
 __all__ = ["METHODS", "evaluations", "integrate"]
@@ -59,7 +58,10 @@ METHODS = (*_STEPS, REVERSIBLE)
 def check_method(method: str, memory: str = "graph") -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
-    if check_memory(memory) == "reversible" and method != REVERSIBLE:
+    if (
+        check_memory(memory, "graph", "recompute", "reversible") == "reversible"
+        and method != REVERSIBLE
+    ):
         raise ValueError(
             f'memory="reversible" needs a method that can be run backwards: found {method!r}; use '
             f'method="{REVERSIBLE}", of second order at one evaluation a step, or '
@@ -98,8 +100,7 @@ def integrate(
       constant times a step is below 1, beyond which the method is unstable.
 
     Gradients of gradients, and by the times, need ``"graph"``. What the field closes over gets its
-    gradient in every mode; in the last two that of something computed before, an encoding say, is
-    taken back to its parameters at every step: pass such a thing through the path.
+    gradient in every mode.
 
     Example::
 
@@ -122,15 +123,19 @@ def integrate(
             f"path has {path.shape[-2]} states, times {len(times)}: pass the grid that the path "
             "was drawn on"
         )
-    lean = memory != "graph" and torch.is_grad_enabled()
-    if method == REVERSIBLE:
-        if lean:
-            return solve_leanly(ReversibleHeun(field, times, memory == "recompute"), h0, path)
-        return reversible_heun(field, h0, *_split(path, times))[0]
-    step, _ = _STEPS[method]
-    if lean:
-        return solve_leanly(_Steps(field, times, step), h0, path)
     h, (w, t, dt) = h0, _split(path, times)
+    if memory != "graph" and torch.is_grad_enabled():
+        if times.requires_grad:
+            raise ValueError('gradients with respect to times need memory="graph"')
+        lean: Lean
+        if method == REVERSIBLE:
+            lean = ReversibleHeun(field, times, memory == "recompute")
+        else:
+            lean = _Steps(field, times, _STEPS[method][0])
+        return run_leanly(lean, h0, *(() if path is None else (path,)))[0]
+    if method == REVERSIBLE:
+        return reversible_heun(field, h, w, t, dt)[0]
+    step, _ = _STEPS[method]
     for i in range(len(dt)):
         h = step(field, t[i], dt[i], h, w[i], w[i + 1])
     return h
@@ -145,24 +150,34 @@ def _split(path: Tensor | None, times: Tensor) -> tuple[Any, Any, Any]:
 class _Steps(Lean):
     """A one-step method from its states."""
 
-    def __init__(self, field: Callable, times: Tensor, step: Step) -> None:
-        super().__init__(field, times)
-        self.step = step
+    def __init__(self, field: Callable, times: Tensor, step: Any) -> None:
+        self.field, self.step = field, step
+        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
 
-    def forward(self, h: Tensor, w: Any) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        h, *path = inputs
+        w = path[0].unbind(-2) if path else [None] * len(self.t)
         states = []
         for i, dt in enumerate(self.dt):
             states.append(h)
             h = self.step(self.field, self.t[i], dt, h, w[i], w[i + 1])
-        return h, *states
+        return (h,), tuple(states)
 
-    def backward(self, saved: tuple[Tensor, ...], w: Any, grad: Tensor, back: Back) -> Tensor:
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+    ) -> Grads:
+        _, *path = inputs
+        w = path[0].unbind(-2) if path else None
+        by_path = [torch.zeros_like(p) for p in path]
+        (by_h,) = grads
         for i in range(len(self.dt) - 1, -1, -1):
-            _, grad = back.vjp(
-                lambda h, *w, i=i: self.step(self.field, self.t[i], self.dt[i], h, *w),
-                saved[i],
-                (w[i], w[i + 1]),
-                (i, i + 1),
-                grad,
-            )
-        return grad
+
+            def step(h: Tensor, *w: Tensor, i: int = i) -> tuple[Tensor]:
+                a, b = w or (None, None)
+                return (self.step(self.field, self.t[i], self.dt[i], h, a, b),)
+
+            ends = [] if w is None else [w[i], w[i + 1]]
+            _, (by_h, *by_w) = vjp(step, [saved[i], *ends], [by_h])
+            for k, g in enumerate(by_w):
+                by_path[0].select(-2, i + k).add_(g)
+        return by_h, *by_path

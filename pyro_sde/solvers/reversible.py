@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backward import Back, Lean
+from .._lean import Grads, Lean, Vjp
 
 __all__ = ["ReversibleHeun", "reversible_heun"]
 
@@ -56,21 +56,28 @@ class ReversibleHeun(Lean):
     """
 
     def __init__(self, field: Callable, times: Tensor, keep: bool) -> None:
-        super().__init__(field, times)
-        self.keep = keep
+        self.field, self.keep = field, keep
+        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
 
-    def forward(self, h: Tensor, w: Any) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        h, *path = inputs
+        w = path[0].unbind(-2) if path else [None] * len(self.t)
         points: list[Tensor] = []
         each = points.append if self.keep else (lambda y_hat: None)
         y, y_hat, _ = reversible_heun(self.field, h, w, self.t, self.dt, each)
-        return (y, *points) if self.keep else (y, y, y_hat)
+        return (y,), tuple(points) if self.keep else (y, y_hat)
 
-    def backward(self, saved: tuple[Tensor, ...], w: Any, grad: Tensor, back: Back) -> Tensor:
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+    ) -> Grads:
         """By y, y_hat and f(y_hat): a, b and c, from the last time to the first."""
-        a, b, c = grad, torch.zeros_like(grad), torch.zeros_like(grad)
+        _, *path = inputs
+        w = path[0].unbind(-2) if path else None
+        by_path = [torch.zeros_like(p) for p in path]
+        a: Any = grads[0]
+        b, c = torch.zeros_like(a), torch.zeros_like(a)
         f_after: Any = None
-        y: Any = saved[0]
-        y_hat: Any = saved[1]
+        y, y_hat = saved[:2]
         for n in range(len(self.t) - 1, -1, -1):
             if n < len(self.dt):
                 dt = self.dt[n]
@@ -79,15 +86,16 @@ class ReversibleHeun(Lean):
                     y_hat = 2 * y - y_hat - dt * f_after
             if n > 0:
                 c = c + 0.5 * self.dt[n - 1] * a
-            f, by_point = back.vjp(
-                lambda h, *w, n=n: self.field(self.t[n], h, w[0]),
-                saved[n] if self.keep else y_hat,
-                (w[n],),
-                (n,),
-                c,
-            )
+
+            def evaluate(h: Tensor, *w: Tensor, n: int = n) -> tuple[Tensor]:
+                return (self.field(self.t[n], h, *(w or (None,))),)
+
+            point = saved[n] if self.keep else y_hat
+            (f,), (by_point, *by_w) = vjp(evaluate, [point] if w is None else [point, w[n]], [c])
             b = b + by_point
+            for g in by_w:
+                by_path[0].select(-2, n).copy_(g)
             if not self.keep and n < len(self.dt):
                 y = y - 0.5 * self.dt[n] * (f + f_after)
             f_after = f
-        return a + b
+        return a + b, *by_path
