@@ -26,6 +26,7 @@ from pyro_sde import AutoSDE, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
 from pyro_sde.solvers.torchsde import Joint
 
+SIZE = 60_000
 MODES = ("graph", "recompute", "reversible", "adjoint")
 NAMES = {"adjoint": "torchsde, adjoint"}
 COLORS = {"graph": "#222222", "recompute": "#edae49", "reversible": "#2f6db3", "adjoint": "#d1495b"}
@@ -43,7 +44,7 @@ class Training:
         memory = "graph" if whole or mode == "adjoint" else mode
         options = {"steps": steps, "method": "reversible_heun", "memory": memory}
         net = network("MNIST", lambda f: SDEBlock(f, **options), 1.65)
-        self.model = Categorical(net, 60_000)
+        self.model = Categorical(net, SIZE)
         self.guide = AutoSDE(self.model)
         self.guide.setup(torch.randn(2, 1, 28, 28), torch.zeros(2, dtype=torch.long))
         self.parameters = [*self.model.parameters(), *self.guide.parameters()]
@@ -55,7 +56,7 @@ class Training:
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         joint = getattr(self, "joint", None)
         model, guide = (joint, lambda *_: None) if joint else (self.model, self.guide)
-        return self.elbo.differentiable_loss(model, guide, x, y) / len(y)
+        return self.elbo.differentiable_loss(model, guide, x, y) / SIZE
 
 
 def batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,7 +102,7 @@ def train(mode: str, args: argparse.Namespace) -> list[float]:
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
-        losses.append(loss.item() * args.batch / 60_000)
+        losses.append(loss.item())
     return losses
 
 

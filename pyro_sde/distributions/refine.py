@@ -112,7 +112,7 @@ def adapt(
     times = refined.path.times
     lengths = times.diff(dim=-1) / (times[..., -1:] - times[..., :1])
     shares = lengths.reshape(-1, lengths.shape[-1]).mean(0).tolist()
-    solve, level = Solve(), 0
+    solve, level = Solve("path" if len(state) == 1 else "block"), 0
     tol.solves.append(solve)
     for i, share in enumerate(shares):
         # Begin a level above where the last interval ended: not all over, nor too coarse for long.

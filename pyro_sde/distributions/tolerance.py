@@ -20,6 +20,8 @@ __all__ = ["Solve", "current_tolerance", "tolerance"]
 class Solve:
     """What one solution cost."""
 
+    kind: str
+    """``"path"``, drawn by itself, or ``"block"``, with the hidden units of a block."""
     evaluations: int = 0
     """Of the field, for a block; of drift or control, for a path alone."""
     steps: int = 0
