@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import control_scaling
 import image_classification
 import posterior_study
 import pyro
@@ -316,3 +317,11 @@ def test_step_benchmark_compares_equals(monkeypatch):
     values = [float(loss().detach()) for loss in losses]
     # Euler steps of the weights' decay are off by dt/2 = 0.5 %.
     assert values == pytest.approx([values[0]] * 5, rel=0.01)
+
+
+def test_scaling_benchmark(capsys):
+    """Each size in a process of its own; five numbers of the control for each weight."""
+    command = ["--sizes", "600", "6000", "--steps", "2", "--repeats", "1"]
+    found = control_scaling.main(control_scaling.parse(command))
+    assert found[6000]["parameters"] - found[600]["parameters"] == 5 * 5400
+    assert "time grows with the power" in capsys.readouterr().out
