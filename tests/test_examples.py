@@ -1,6 +1,7 @@
 """Every example in a small form. An example that is not listed here fails the test."""
 
 import importlib
+import json
 import math
 import subprocess
 import sys
@@ -101,6 +102,19 @@ def test_solver_example(name, tmp_path, capsys):
     if name == "memory.py":
         assert max(result["errors"]["recompute"] + result["errors"]["reversible"]) < 1e-5
         assert result["curves"]["graph"] == pytest.approx(result["curves"]["reversible"], rel=1e-3)
+
+
+def test_memory_does_not_grow_with_depth():
+    """Peak resident memory of training steps of the MNIST SDE-BNN, each in its own process."""
+
+    def peak(mode, steps):
+        command = [sys.executable, str(ROOT / "examples/memory.py"), "--threads", "1"]
+        command += ["--measure", mode, str(steps)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return json.loads(out.splitlines()[-1])["memory"]
+
+    assert peak("reversible", 200) < 1.15 * peak("reversible", 20)
+    assert peak("graph", 100) > 1.5 * peak("graph", 20)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *IMAGE_EXAMPLES, *SOLVER_EXAMPLES])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._errors import SolutionError
 from .tolerance import Solve, tolerance
 
 if TYPE_CHECKING:
@@ -164,9 +165,9 @@ class _Where:
         self.t, self.length = start + a * (end - start), (b - a) * (end - start)
         self.state = state
 
-    def error(self, what: str) -> RuntimeError:
+    def error(self, what: str) -> SolutionError:
         norms = ", ".join(f"{float(s.detach().abs().max()):.3g}" for s in self.state)
-        return RuntimeError(
+        return SolutionError(
             f"the solution {what} at t={self.t:g} with a step of {self.length:.3g}, where the "
             f"largest entry of the state is {norms}: the equation blows up there or is stiff; "
             "loosen the tolerance, raise max_evaluations, or bound the field"

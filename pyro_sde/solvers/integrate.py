@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._errors import SolutionError
 from .._lean import Grads, Lean, Vjp, check_memory, run_leanly
 from .reversible import ReversibleHeun, reversible_heun
 
@@ -123,7 +124,16 @@ def integrate(
             f"path has {path.shape[-2]} states, times {len(times)}: pass the grid that the path "
             "was drawn on"
         )
-    h, (w, t, dt) = h0, _split(path, times)
+    h = _solve(field, h0, path, times, method, memory)
+    inside_of_func = torch._C._functorch.peek_interpreter_stack() is not None
+    if not inside_of_func and not bool(torch.isfinite(h.detach().sum())):
+        _say_where(field, h0, path, times, method)
+    return h
+
+
+def _solve(
+    field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str, memory: str
+) -> Tensor:
     if memory != "graph" and torch.is_grad_enabled():
         if times.requires_grad:
             raise ValueError('gradients with respect to times need memory="graph"')
@@ -132,13 +142,37 @@ def integrate(
             lean = ReversibleHeun(field, times, memory == "recompute")
         else:
             lean = _Steps(field, times, _STEPS[method][0])
-        return run_leanly(lean, h0, *(() if path is None else (path,)))[0]
+        return run_leanly(lean, h, *(() if path is None else (path,)))[0]
+    w, t, dt = _split(path, times)
     if method == REVERSIBLE:
         return reversible_heun(field, h, w, t, dt)[0]
     step, _ = _STEPS[method]
     for i in range(len(dt)):
         h = step(field, t[i], dt[i], h, w[i], w[i + 1])
     return h
+
+
+@torch.no_grad()
+def _say_where(field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str) -> None:
+    """Solve again, and raise at the first state that is not finite."""
+    w, t, dt = _split(path, times)
+    states: list[Tensor] = [h]
+    if method == REVERSIBLE:
+        states.clear()
+        reversible_heun(field, h, w, t, dt, states.append)
+    else:
+        for i in range(len(dt)):
+            h = _STEPS[method][0](field, t[i], dt[i], h, w[i], w[i + 1])
+            states.append(h)
+    for i, state in enumerate(states):
+        if not bool(torch.isfinite(state).all()):
+            norm = float(states[i - 1].abs().max()) if i else float("nan")
+            length = float(dt[max(i - 1, 0)])
+            raise SolutionError(
+                f"the solution is not finite at t={float(t[i]):g}, after a step of {length:.3g} "
+                f"({i} of {len(dt)}) from a state whose largest entry was {norm:.3g}: the field "
+                "blows up. Bound it, take more steps, or train with a lower learning rate"
+            )
 
 
 def _split(path: Tensor | None, times: Tensor) -> tuple[Any, Any, Any]:

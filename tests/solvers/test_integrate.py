@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck
-from pyro_sde.solvers import METHODS, evaluations, integrate
+from pyro_sde.solvers import METHODS, SolutionError, evaluations, integrate
 
 HIDDEN, FINE, PATHS = 4, 11, 200
 DIM = 5 * HIDDEN + 2
@@ -189,3 +189,16 @@ def test_bad_input():
     for length in (3, 5):
         with pytest.raises(ValueError, match=f"path has {length} states, times 4: pass the grid"):
             integrate(network, h0, torch.randn(2, length, DIM), times)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_field_that_blows_up(method):
+    """dh/dt = h^3 from 2 is infinite at t = 1/8; the first state that overflows is named."""
+    times = torch.linspace(0, 4, 401)
+    with pytest.raises(SolutionError, match=r"not finite at t=0\.\d+, after a step of 0\.01 \(\d+"):
+        integrate(lambda t, h, w: h**3, torch.tensor([2.0]), None, times, method=method)
+    bad = torch.tensor([float("nan")])
+    with pytest.raises(SolutionError, match="not finite at t=0,"):
+        integrate(lambda t, h, w: h, bad, None, times, method=method)
+    large = torch.full((20,), 1e307)  # finite, though its sum is not
+    assert integrate(lambda t, h, w: 0 * h, large, None, times, method=method)[0] == 1e307
