@@ -26,6 +26,9 @@ __all__ = ["Refined", "adapt", "refined_sample", "step_of"]
 DEEPEST = 40
 """A step is never shorter than 2^-40 of an interval of the grid: it underflows."""
 
+FIRST = 8
+"""No interval begins with more than 2^8 pieces: it may be easier than the one before."""
+
 State = tuple[Tensor, ...]
 
 
@@ -117,7 +120,7 @@ def adapt(
     tol.solves.append(solve)
     for i, share in enumerate(shares):
         # Begin a level above where the last interval ended: not all over, nor too coarse for long.
-        level = max(0, level - 1)
+        level = min(max(0, level - 1), FIRST)
         pieces: list[tuple[int, int, State | None]]
         pieces = [(level, k, None) for k in reversed(range(2**level))]
         while pieces:

@@ -173,6 +173,21 @@ def test_errors_say_where():
         path(lambda t, z: -1000 * (z - torch.sin(50 * t))).sample()
 
 
+def test_an_easy_interval_after_a_hard_one():
+    """The steps are short where they must be, and long again after."""
+
+    def diffusion(t, z):
+        return 1e-6 * torch.ones_like(z)
+
+    path = SDEPath(
+        lambda t, z: torch.where(t < 0.29, -300 * z, 0 * z), diffusion, torch.ones(1), TIMES
+    )
+    with tolerance(rtol=1e-2) as solved:
+        path.sample()
+    (solve,) = solved.solves
+    assert solve.shortest < 0.3 / 100 and solve.evaluations < 3000
+
+
 def test_arguments():
     for options, message in (
         ({"rtol": -1.0}, "rtol must be a number of at least 0: found -1.0"),
