@@ -123,7 +123,7 @@ def regress(args: argparse.Namespace, x: Tensor, y: Tensor) -> dict[str, float]:
     ax.plot(t, exact, "--", color=EXACT, label="truth")
     ax.plot(x[:, 0], y, "o", ms=3, mew=0, color=INK, alpha=0.6, label="data")
     ax.set(xlabel="x", ylabel="count" if name == "poisson" else "y", title=f"{name} likelihood")
-    ax.set_ylim(top=y.max() + 0.25 * (y.max() - y.min()))
+    ax.set_ylim(top=float(y.max() + 0.25 * (y.max() - y.min())))
     ax.legend(frameon=False, fontsize=8, ncol=4, loc="upper center")
     ax.spines[["top", "right"]].set_visible(False)
     save(fig, args, f"sdebnn_{name}.png")
