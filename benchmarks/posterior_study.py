@@ -130,24 +130,33 @@ def judge(name: str, data: Data, seed: int, args: argparse.Namespace) -> dict:
 
 
 def table(results: list[dict], names: list[str]) -> str:
-    columns = {f"{k}, {m}": (k, m) for k in SHIFTS for m in ("accuracy", "nll", "ece")}
-    head = ["model", "seeds", *columns, *(f"AUROC {k}" for k in STRANGERS), "KL start", "KL path"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """One table of the scores, one of the strangers, the KL by site and the weights' spread."""
+    shifts = {f"{k}, {m.upper()}": (k, m) for k in SHIFTS for m in ("nll", "ece")}
+    scores = ["model", "seeds", "accuracy, %", *shifts]
+    inside = ["model", *(f"AUROC {k}" for k in STRANGERS), "KL of w_0", "KL of the path"]
+    inside += ["mean of w_0", "mean of w_1", "sd of w_0", "sd of w_1"]
+    rows, more = [scores, ["---"] * len(scores)], [inside, ["---"] * len(inside)]
     for name in names:
-        rows = [r for r in results if r["model"] == name]
-        if not rows:
+        found = [r for r in results if r["model"] == name]
+        if not found:
             continue
-        values = [[r[k][m] for r in rows] for k, m in columns.values()]
-        values += [[r[k] for r in rows] for k in STRANGERS]
-        cells = [_cell(v, 4) for v in values]
-        if "kl" in rows[0]:
-            starts = [sum(v[0] for v in r["kl"].values()) for r in rows]
-            paths = [sum(sum(v[1:]) for v in r["kl"].values()) for r in rows]
-            cells += [_cell(starts, 0), _cell(paths, 0)]
-        else:
-            cells += ["-", "-"]
-        lines.append(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        accuracy = [100 * r["accuracy (all, clean)"] for r in found]
+        cells = [
+            _cell([r[k][m] for r in found], 3 if m == "nll" else 4) for k, m in shifts.values()
+        ]
+        rows.append([name, str(len(found)), _cell(accuracy, 2), *cells])
+        strangers = [_cell([r[k] for r in found], 3) for k in STRANGERS]
+        parts = ["-"] * 6
+        if "kl" in found[0]:
+            start = [sum(v[0] for v in r["kl"].values()) for r in found]
+            path = [sum(sum(v[1:]) for v in r["kl"].values()) for r in found]
+            parts = [_cell(start, 0), _cell(path, 0)]
+            for moment in ("mean", "sd"):
+                ends = [next(iter(r["spread"].values()))[moment] for r in found]
+                parts += [f"{statistics.mean(e[k] for e in ends):.3f}" for k in (0, -1)]
+        more.append([name, *strangers, *parts])
+    tables = ["\n".join("| " + " | ".join(row) + " |" for row in t) for t in (rows, more)]
+    return "\n\n".join(tables)
 
 
 def _cell(values: list[float], digits: int) -> str:
@@ -170,7 +179,7 @@ def figure(results: list[dict], names: list[str], path: Path) -> None:
         right.plot(times, s["mean"], ls=":", color=line[0].get_color())
     left.set(xlabel="depth", ylabel="nats in a step", yscale="log", title="KL by depth")
     right.set(xlabel="depth", ylabel="root mean square", title="weights: sd, and mean (dotted)")
-    right.set_yscale("log")
+    right.set_ylim(0)
     left.legend(fontsize=8)
     fig.savefig(path, dpi=130)
     plt.close(fig)

@@ -38,7 +38,7 @@ class Network(PyroModule):
         super().__init__()
         width = inputs + 2
         field = nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, width))
-        self.block = SDEBlock(field, augment=2, scale=0.4, steps=steps)
+        self.block = SDEBlock(field, augment=2, scale=0.2, steps=steps)
         self.head = nn.Linear(width, outputs)
         self.scale = PyroParam(torch.tensor(0.3), constraints.positive)
         self.likelihood = LIKELIHOODS[likelihood]
@@ -123,7 +123,7 @@ def regress(args: argparse.Namespace, x: Tensor, y: Tensor) -> dict[str, float]:
     ax.plot(t, exact, "--", color=EXACT, label="truth")
     ax.plot(x[:, 0], y, "o", ms=3, mew=0, color=INK, alpha=0.6, label="data")
     ax.set(xlabel="x", ylabel="count" if name == "poisson" else "y", title=f"{name} likelihood")
-    ax.set_ylim(top=y.max() + 0.25 * (y.max() - y.min()))
+    ax.set_ylim(top=float(y.max() + 0.25 * (y.max() - y.min())))
     ax.legend(frameon=False, fontsize=8, ncol=4, loc="upper center")
     ax.spines[["top", "right"]].set_visible(False)
     save(fig, args, f"sdebnn_{name}.png")
@@ -138,7 +138,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = parser(__doc__, iterations=1000, particles=32)
-    p.set_defaults(lr=3e-2)
+    p.set_defaults(lr=2e-2)
     p.add_argument("--likelihood", choices=LIKELIHOODS, default="cauchy")
     p.add_argument("--data", type=int, default=200, help="how many data")
     p.add_argument("--steps", type=int, default=10, help="steps of depth")
