@@ -24,7 +24,7 @@ class Problem:
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 3)).to(dtype)
         self.gain = torch.tensor(0.3, dtype=dtype, requires_grad=True)
-        self.times = torch.linspace(0, 1, steps + 1, dtype=dtype)
+        self.times = torch.linspace(0, 1, steps + 1, dtype=dtype) ** 1.3  # uneven
         noise = torch.randn(steps, 4, dtype=dtype) / steps**0.5
         start = torch.ones(1, 4, dtype=dtype)
         self.path = torch.cat([start, start + 0.3 * noise.cumsum(0)]).requires_grad_()
