@@ -70,7 +70,7 @@ def test_seed_shapes_and_options():
     path = OrnsteinUhlenbeck(1.0, 0.0, torch.tensor([[0.5, 0.1]] * 3), TIMES, torch.zeros(2))
     draws = []
     for seed in (1, 1, 2):
-        pyro.set_rng_seed(seed)
+        torch.manual_seed(seed)  # not numpy's, by which torchsde would seed its noise
         draws.append(sample(path, (4,), method="srk", adaptive=True, rtol=1e-2, dt=0.1))
     assert draws[0].shape == (4, 3, 5, 2)
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
@@ -189,6 +189,18 @@ def test_one_loss(initial):
     error = math.sqrt((a.var() + b.var()) / n)
     # And a weak error of first order in 1/16.
     assert abs(a.mean() - b.mean()) < 4.5 * error + 0.02 * abs(b.mean()), (a.mean(), b.mean())
+
+
+def test_the_start_is_counted():
+    """Without a control the path costs nothing: the factor is the KL of w_0 alone."""
+    torch.manual_seed(0)
+    net = Net(4, initial="normal")
+    guide = AutoSDE(net).setup(X, Y)  # its control is zero
+    trace = pyro.poutine.trace(Joint(net, guide)).get_trace(X, Y)
+    q = guide.paths.block.w(net.block.prior())
+    expected = torch.distributions.kl_divergence(q.initial, q.prior.initial)
+    assert expected > 1
+    torch.testing.assert_close(trace.nodes["block.w_kl"]["fn"].log_factor, -expected)
 
 
 def test_it_trains_and_predicts():
