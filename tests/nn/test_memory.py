@@ -131,6 +131,21 @@ def test_the_field_is_what_is_counted():
     assert sum(s.evaluations for s in blocks) == len(calls)
 
 
+def test_each_draw_has_its_own_noise():
+    """Weights that were drawn before others are solved on the noise that they were drawn with."""
+    net, guide = build()
+    found = []
+    for more in (0, 2):
+        pyro.set_rng_seed(0)
+        with torch.no_grad(), tolerance(rtol=0.1, atol=0.1):
+            first = guide(X)
+            others = [guide(X) for _ in range(more)]
+            found.append(pyro.poutine.condition(net, first)(X))
+            for other in others:
+                assert not torch.equal(pyro.poutine.condition(net, other)(X), found[0])
+    assert torch.equal(found[0], found[1])
+
+
 def test_weights_from_elsewhere_are_refused():
     net, guide = build()
     with torch.no_grad():
