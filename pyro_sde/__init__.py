@@ -1,6 +1,7 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
 from . import diagnostics, distributions, guides, infer, nn, solvers
+from .distributions import tolerance
 from .guides import AutoSDE, MLPControl
 from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, girsanov
 from .times import select, time_grid
@@ -21,4 +22,5 @@ __all__ = [
     "select",
     "solvers",
     "time_grid",
+    "tolerance",
 ]

@@ -1,6 +1,7 @@
 """Every example in a small form. An example that is not listed here fails the test."""
 
 import importlib
+import json
 import math
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import ou_evidence
 import pyro.distributions as dist
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from .fake_images import write_cifar10, write_mnist
 
@@ -30,10 +32,16 @@ EXAMPLES = {
         for name in ("categorical", "normal", "cauchy", "student-t", "poisson")
     ],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
+    "convergence.py": [["--levels", "2", "--digits", "1"]],
 }
 IMAGE_EXAMPLES = {
     "sdebnn_mnist.py": [["--steps", "2"], ["--initial", "normal", "--contraction"]],
     "sdebnn_cifar10.py": [["--steps", "1", "--estimator", "kl"]],
+}
+SOLVER_EXAMPLES = {
+    "memory.py": ["--iterations", "2", "--steps", "2", "--depth", "2", "--batch", "4"],
+    "precision.py": ["--epochs", "1", "--tolerances", "1", "0.5", "--images", "8", "--steps", "1"]
+    + ["--samples", "2", "--batch", "8"],
 }
 IMAGE_RUNS = [(name, options) for name, runs in IMAGE_EXAMPLES.items() for options in runs]
 RUNS = [(name, options) for name, runs in EXAMPLES.items() for options in runs]
@@ -47,15 +55,14 @@ def single_precision(clean_slate):
 
 def test_every_example_is_listed():
     found = {p.name for p in (ROOT / "examples").glob("*.py")}
-    assert found == set(EXAMPLES) | set(IMAGE_EXAMPLES)
+    assert found == set(EXAMPLES) | set(IMAGE_EXAMPLES) | set(SOLVER_EXAMPLES)
 
 
 @pytest.mark.parametrize("name, options", RUNS, ids=[" ".join([n, *o]) for n, o in RUNS])
 def test_example(name, options, tmp_path, capsys):
     module = importlib.import_module(name.removesuffix(".py"))
     result = module.main(module.parse([*SMALL, *options, "--out", str(tmp_path)]))
-    numbers = result.values() if isinstance(result, dict) else [result]
-    assert all(math.isfinite(x) for x in numbers)
+    assert all(math.isfinite(x) for x in tree_leaves(result))
     (figure,) = tmp_path.glob("*.png")
     assert figure.stat().st_size > 5000
     assert str(figure) in capsys.readouterr().out
@@ -81,12 +88,41 @@ def test_image_example(name, options, tmp_path, capsys):
     assert "resumed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, *IMAGE_EXAMPLES])
+@pytest.mark.parametrize("name", SOLVER_EXAMPLES)
+def test_solver_example(name, tmp_path, capsys):
+    root = write_mnist(tmp_path / "data")
+    module = importlib.import_module(name.removesuffix(".py"))
+    command = ["--data-root", str(root), "--subset", "16", "--threads", "1"]
+    command += ["--out", str(tmp_path), *SOLVER_EXAMPLES[name]]
+    result = module.main(module.parse(command))
+    numbers = [x for x in tree_leaves(result) if x is not None]
+    assert numbers and all(math.isfinite(x) for x in numbers)
+    (figure,) = tmp_path.glob("*.png")
+    assert str(figure) in capsys.readouterr().out
+    if name == "memory.py":
+        assert max(result["errors"]["recompute"] + result["errors"]["reversible"]) < 1e-5
+        assert result["curves"]["graph"] == pytest.approx(result["curves"]["reversible"], rel=1e-3)
+
+
+def test_memory_does_not_grow_with_depth():
+    """Peak resident memory of training steps of the MNIST SDE-BNN, each in its own process."""
+
+    def peak(mode, steps):
+        command = [sys.executable, str(ROOT / "examples/memory.py"), "--threads", "1"]
+        command += ["--measure", mode, str(steps)]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return json.loads(out.splitlines()[-1])["memory"]
+
+    assert peak("reversible", 200) < 1.15 * peak("reversible", 20)
+    assert peak("graph", 100) > 1.5 * peak("graph", 20)
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *IMAGE_EXAMPLES, *SOLVER_EXAMPLES])
 def test_help(name):
     command = [sys.executable, str(ROOT / "examples" / name), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     options = {"--seed", "--iterations"}
-    if name in IMAGE_EXAMPLES:
+    if name in IMAGE_EXAMPLES or name == "precision.py":
         options = {"--seed", "--epochs", "--subset", "--data-root"}
     assert all(option in text for option in options)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pyro_sde import metrics
+from pyro_sde.solvers import SolutionError
 
 from .classify import predict
 from .images import Data, Images, shift
@@ -120,10 +121,13 @@ def fit(
             start = time.process_time()
             x = data.normalise(shift(data.train.x[index], pixels, flip))
             optimiser.zero_grad(set_to_none=True)
-            loss = classifier.loss(x, data.train.y[index])
-            loss.backward()
-            optimiser.step()
-            losses.append(loss.item())
+            try:
+                loss = classifier.loss(x, data.train.y[index])
+                loss.backward()
+                optimiser.step()
+                losses.append(loss.item())
+            except SolutionError:
+                losses.append(math.inf)
             elapsed += (time.process_time() - start) / torch.get_num_threads()
             steps += 1
             bar.update(min((steps if epochs is not None else elapsed) / total, 1.0) - bar.n)

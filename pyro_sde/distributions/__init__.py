@@ -5,6 +5,7 @@ from .controlled import ControlledPath
 from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
 from .sde import SDEPath
+from .tolerance import Solve, tolerance
 
 __all__ = [
     "BrownianMotion",
@@ -13,4 +14,6 @@ __all__ = [
     "OrnsteinUhlenbeck",
     "PathDistribution",
     "SDEPath",
+    "Solve",
+    "tolerance",
 ]

@@ -25,6 +25,8 @@ class BrownianMotion(PathDistribution):
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A Tensor or a Distribution over R^D.
     :param drift: The constant drift.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
+        draws in its place, the states and the noise alone.
     """
 
     arg_constraints = {  # noqa: RUF012
@@ -38,13 +40,19 @@ class BrownianMotion(PathDistribution):
         times: Tensor,
         initial: Tensor | float | Distribution,
         drift: Tensor | float = 0.0,
+        memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
         (self.scale, self.drift), shape = as_parameters(scale=scale, drift=drift)
-        super().__init__(times, initial, param_shape=shape, validate_args=validate_args)
+        super().__init__(
+            times, initial, param_shape=shape, memory=memory, validate_args=validate_args
+        )
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return z + self.drift * dt, self.scale * dt.sqrt()
+
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.drift.expand_as(z), self.scale.expand_as(z)
 
     def kernel(self) -> Step:
         _, dt = self.step_times(0)
@@ -80,6 +88,8 @@ class GeometricBrownianMotion(TransformedDistribution):
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A positive Tensor, or a Distribution over the positive part of R^D.
     :param drift: The expected rate of growth.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
+        draws in its place, the states and the noise alone.
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class GeometricBrownianMotion(TransformedDistribution):
         times: Tensor,
         initial: Tensor | float | Distribution = 1.0,
         drift: Tensor | float = 0.0,
+        memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
         (scale, drift), _ = as_parameters(scale=scale, drift=drift)
@@ -98,7 +109,7 @@ class GeometricBrownianMotion(TransformedDistribution):
             if not bool((start > 0).all()):
                 raise ValueError(f"initial must be positive: found {float(start.min()):g}")
             start = start.log()
-        base = BrownianMotion(scale, times, start, drift - 0.5 * scale.square())
+        base = BrownianMotion(scale, times, start, drift - 0.5 * scale.square(), memory)
         super().__init__(base, [ExpTransform()], validate_args=validate_args)
         self.drift, self.scale = drift, scale
         self._start = initial

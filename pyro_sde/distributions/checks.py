@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 if TYPE_CHECKING:
+    from .lean import LeanDraw
     from .path import Draw, PathDistribution
 
 __all__ = ["check_draw", "check_scale", "check_times", "expand_initial", "initial_shape"]
@@ -74,8 +75,9 @@ def expand_initial(
     return initial
 
 
-def check_draw(path: PathDistribution, draw: Draw) -> None:
-    check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
+def check_draw(path: PathDistribution, draw: Draw | LeanDraw) -> None:
+    if draw.scale is not None:
+        check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
     value = draw.value.detach()
     # A sum is finite only if all its terms are, and needs no mask as large as the path.
     if bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()):
@@ -85,7 +87,8 @@ def check_draw(path: PathDistribution, draw: Draw) -> None:
     if first == 0:
         raise ValueError(f"initial drew a non-finite state at {_time(path, 0)}")
     i = first - 1
-    what = "control" if draw.u is not None and not bool(draw.u[i].isfinite().all()) else "drift"
+    u = draw.control_at(i)
+    what = "control" if u is not None and not bool(u.isfinite().all()) else "drift"
     raise ValueError(
         f"the {what} of {type(path).__name__} returned a non-finite value at "
         f"{_time(path, i)}, where the state was still finite (largest |z| "
@@ -93,14 +96,15 @@ def check_draw(path: PathDistribution, draw: Draw) -> None:
     )
 
 
-def check_scale(path: PathDistribution, scale: Tensor) -> None:
+def check_scale(path: PathDistribution, scale: Tensor, first: int = 0) -> None:
+    """Refuse a scale, time first from step ``first`` on, that is not positive."""
     bad = ~(scale > 0)
     if bool(bad.any()):
         i = int(bad.flatten(1).any(1).nonzero()[0])
         raise ValueError(
             f"the scale of {type(path).__name__} must be positive: found "
-            f"{float(scale[i].min()):g} at {_time(path, i)}; pass the diffusion through softplus "
-            "or exp"
+            f"{float(scale[i].min()):g} at {_time(path, first + i)}; pass the diffusion through "
+            "softplus or exp"
         )
 
 

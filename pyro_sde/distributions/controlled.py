@@ -33,6 +33,7 @@ class ControlledPath(PathDistribution):
     :param initial: The law of the state at ``t_0``; by default the prior's.
     :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
         pair ``(u, log c)``.
+    :param memory: ``"graph"`` or ``"recompute"``; by default the prior's.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ControlledPath(PathDistribution):
         control: Control,
         initial: Tensor | float | Distribution | None = None,
         contraction: Control | bool | None = None,
+        memory: str | None = None,
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(prior, PathDistribution):
@@ -58,6 +60,7 @@ class ControlledPath(PathDistribution):
             prior.times,
             initial,
             param_shape=prior.batch_shape + prior.event_shape[1:],
+            memory=prior.memory if memory is None else memory,
             validate_args=validate_args,
         )
 
@@ -81,41 +84,64 @@ class ControlledPath(PathDistribution):
         return check_shape("control", u, t, z).expand_as(z), log_c
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.control_step(t, dt, z)[:2]
+
+    def control_step(
+        self, t: Tensor, dt: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
         mean, scale = self.prior.transition(t, dt, z)
         u, log_c = self.evaluate(t, z)
-        mean = torch.addcmul(mean, scale * dt.sqrt(), u)
-        return mean, scale if log_c is None else scale * log_c.exp()
+        root = dt.sqrt()
+        mean = torch.addcmul(mean, scale * root, u)
+        return mean, scale if log_c is None else scale * log_c.exp(), (root * u, log_c)
 
-    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
-        step, z = self.prior.kernel(), [z0]
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.contraction is not None:
+            raise ValueError(
+                "a path with contraction shrinks the noise of the steps of its grid: it is the "
+                "discretisation of no SDE. Build it, or train AutoSDE, with contraction=False"
+            )
+        f, g = self.prior.coefficients(t, z)
+        return torch.addcmul(f, g, self.evaluate(t, z)[0]), g
+
+    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
+        return self.prior.milstein(t, dt, z, scale)
+
+    def _controlled_kernel(
+        self, z0: Tensor
+    ) -> Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """From the step's number and state to mean, scale, u and log c."""
+        step = self.prior.kernel()
         t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
         evaluate = self._on_grid(t)
         roots, ts = dt.sqrt().unbind(0), t.unbind(0)
+
+        def at(i: int, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+            mean, scale = step(i, z)
+            u, log_c = evaluate(i, ts[i], z)
+            mean = torch.addcmul(mean, scale * roots[i], u)
+            return mean, scale if log_c is None else scale * log_c.exp(), u, log_c
+
+        return at
+
+    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
+        step = self._controlled_kernel(z0)
+        z = [z0]
         means: list[Tensor] = []
         scales: list[Tensor] = []
         us: list[Tensor] = []
         log_cs: list[Tensor] = []
         for i, e in enumerate(eps.unbind(0)):
-            mean, scale = step(i, z[-1])
-            u, log_c = evaluate(i, ts[i], z[-1])
-            mean = torch.addcmul(mean, scale * roots[i], u)
-            if log_c is not None:
-                scale = scale * log_c.exp()
-                log_cs.append(log_c)
+            mean, scale, u, log_c = step(i, z[-1])
             z.append(torch.addcmul(mean, scale, e))
             means.append(mean)
             scales.append(scale)
             us.append(u)
-        return Draw(
-            torch.stack(z, -2),
-            torch.is_grad_enabled(),
-            z[:-1],
-            means,
-            scales,
-            eps,
-            us,
-            log_cs or None,
-        )
+            if log_c is not None:
+                log_cs.append(log_c)
+        has_grad = torch.is_grad_enabled()
+        value = torch.stack(z, -2)
+        return Draw(value, has_grad, z[:-1], means, scales, eps, us, log_cs or None)
 
     def _on_grid(self, t: Tensor) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
         prepare = getattr(self.control, "on_grid", None)

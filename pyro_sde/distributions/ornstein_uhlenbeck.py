@@ -38,6 +38,8 @@ class OrnsteinUhlenbeck(PathDistribution):
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A Tensor, or a Distribution over R^D; by default the stationary law, which
         needs a positive rate.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
+        draws in its place, the states and the noise alone.
     """
 
     arg_constraints = {  # noqa: RUF012
@@ -53,6 +55,7 @@ class OrnsteinUhlenbeck(PathDistribution):
         scale: Tensor | float,
         times: Tensor,
         initial: Tensor | float | Distribution | None = None,
+        memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
         (self.rate, self.loc, self.scale), shape = as_parameters(rate=rate, loc=loc, scale=scale)
@@ -64,7 +67,9 @@ class OrnsteinUhlenbeck(PathDistribution):
                 )
             stationary = Normal(self.loc, self.scale / (2 * self.rate).sqrt())
             initial = stationary.expand(shape or (1,)).to_event(1)
-        super().__init__(times, initial, param_shape=shape, validate_args=validate_args)
+        super().__init__(
+            times, initial, param_shape=shape, memory=memory, validate_args=validate_args
+        )
 
     def _coefficients(self, dt: Tensor) -> tuple[Tensor, Tensor]:
         x = self.rate * dt
@@ -73,6 +78,9 @@ class OrnsteinUhlenbeck(PathDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         decay, scale = self._coefficients(dt)
         return self.loc + (z - self.loc) * decay, scale
+
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        return -self.rate * (z - self.loc), self.scale.expand_as(z)
 
     def kernel(self) -> Step:
         _, dt = self.step_times(0)

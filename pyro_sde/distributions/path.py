@@ -12,8 +12,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from .._lean import check_memory
 from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
 from .guard import refuse_unsupported_inference, scoring_is_deferred
+from .lean import LeanDraw, simulate
+from .refine import refined_sample
+from .tolerance import current_tolerance
 from .util import broadcast_shapes
 
 __all__ = ["Draw", "PathDistribution"]
@@ -38,12 +42,15 @@ class Draw:
     u: list[Tensor] | None = None
     log_c: list[Tensor] | None = None
 
+    def control_at(self, i: int) -> Tensor | None:
+        return None if self.u is None else self.u[i]
+
 
 class _Origin:
     """The identity of a process, shared with its expanded copies, and what it drew last."""
 
     def __init__(self) -> None:
-        self.last: Draw | None = None
+        self.last: Draw | LeanDraw | None = None
 
     def __getstate__(self) -> dict:
         return {}  # a draw belongs to a graph, which can be neither copied nor saved
@@ -65,6 +72,8 @@ class PathDistribution(TorchDistribution):
         learned point) or a Distribution over R^D. A scalar stands for any D.
     :param param_shape: The common shape of the parameters, ``batch_shape + (D,)``; ``()`` leaves
         D to ``initial``.
+    :param memory: ``"graph"``; or ``"recompute"``, and of a path that is drawn only the states and
+        the noise are kept: each step is redone in the backward pass.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -77,8 +86,10 @@ class PathDistribution(TorchDistribution):
         initial: Tensor | float | Distribution,
         *,
         param_shape: tuple[int, ...] = (),
+        memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
+        self.memory = check_memory(memory, "graph", "recompute")
         self.times = check_times(times)
         shapes = {
             "parameters": tuple(param_shape) or (1,),
@@ -106,6 +117,16 @@ class PathDistribution(TorchDistribution):
         """
         raise NotImplementedError
 
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Drift and diffusion of the SDE that the transition discretises, of the shape of ``z``."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what SDE it discretises")
+
+    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
+        """By how much ``scale`` would change if the state moved by it, entry by entry, or None
+        where it does not depend on the state: half of it, times eps^2 - 1, makes Milstein's step,
+        of strong order 1, out of Euler's."""
+        return None
+
     def kernel(self) -> Step:
         """The transition as a function ``(i, z) -> (mean, scale)`` of the step's number.
 
@@ -113,6 +134,13 @@ class PathDistribution(TorchDistribution):
         """
         t, dt = self.step_times()
         return lambda i, z: self.transition(t[i], dt[i], z)
+
+    def control_step(
+        self, t: Tensor, dt: Tensor, z: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
+        """The transition and, for a path pushed by a control, w and log c (see
+        :mod:`~pyro_sde.distributions.ratio`) against the one that is pushed; else None."""
+        return *self.transition(t, dt, z), None
 
     def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
         """Start and length of every step, time first, the last dimension of size 1.
@@ -144,12 +172,21 @@ class PathDistribution(TorchDistribution):
         new._batch_shape = batch_shape
         return new
 
+    def without_memory_of_draws(self) -> PathDistribution:
+        new = self.expand(self.batch_shape)
+        new._origin = _Origin()
+        return new
+
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         refuse_unsupported_inference()
         z0 = self._draw_initial(torch.Size(sample_shape))
+        tol = current_tolerance()
+        if tol is not None:
+            self._origin.last = None
+            return refined_sample(self, z0, tol)
         N = self.times.shape[-1] - 1
         eps = torch.randn((N, *z0.shape), dtype=z0.dtype, device=z0.device)
-        draw = self._simulate(z0, eps)
+        draw = self._simulate(z0, eps) if self.memory == "graph" else simulate(self, z0, eps)
         if self._validate_args:
             check_draw(self, draw)
         self._origin.last = draw
@@ -173,7 +210,7 @@ class PathDistribution(TorchDistribution):
             scales.append(scale)
         return Draw(torch.stack(z, -2), torch.is_grad_enabled(), z[:-1], means, scales, eps)
 
-    def recall(self, value: Tensor) -> Draw | None:
+    def recall(self, value: Tensor) -> Draw | LeanDraw | None:
         """How ``value`` was drawn, if it is the very tensor that was drawn last."""
         draw = self._origin.last
         if draw is None or value is not draw.value:

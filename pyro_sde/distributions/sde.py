@@ -34,6 +34,8 @@ class SDEPath(PathDistribution):
     :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it.
     :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
+        draws in its place, the states and the noise alone.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SDEPath(PathDistribution):
         diffusion: Callable[[Tensor, Tensor], Tensor | float],
         initial: Tensor | float | Distribution,
         times: Tensor,
+        memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
         for name, f in (("drift", drift), ("diffusion", diffusion)):
@@ -51,9 +54,21 @@ class SDEPath(PathDistribution):
                     f"lambda t, z: {f!r}"
                 )
         self.drift, self.diffusion = drift, diffusion
-        super().__init__(times, initial, validate_args=validate_args)
+        super().__init__(times, initial, memory=memory, validate_args=validate_args)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        f = check_shape("drift", self.drift(t, z), t, z)
-        g = check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
+        f, g = self._evaluate(t, z)
         return z + f * dt, g * dt.sqrt()
+
+    def _evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        f = check_shape("drift", self.drift(t, z), t, z)
+        return f, check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
+
+    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
+        moved = z + scale
+        g = check_shape("diffusion", self.diffusion(t, moved), t, moved, broadcast=True)
+        return g * dt.sqrt() - scale
+
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        f, g = self._evaluate(t, z)
+        return f.expand_as(z), g.expand_as(z)

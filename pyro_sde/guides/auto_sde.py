@@ -164,6 +164,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         """
         self.setup(*args, **kwargs)
         claim_parameters(self)
+        self.trace, self._rest_trace = Trace(), None  # the last draw, before there is another
         rest = getattr(self, "rest", None)
         if rest is not None:
             with Rehearsal():

@@ -17,6 +17,7 @@ from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 
 from ..distributions.guard import defer_scoring, score_as_usual
+from ..distributions.tolerance import current_tolerance
 from ..distributions.wrapping import unwrap
 from .girsanov import ESTIMATORS, path_divergence
 
@@ -57,6 +58,12 @@ class _PathELBO:
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:
+        if current_tolerance() is not None:
+            raise RuntimeError(
+                "an ELBO inside of tolerance(): the path measures of model and guide are those of "
+                "their grid, and a path that was solved off it has no density under them. Train "
+                "outside; tolerance() is for prediction"
+            )
         with defer_scoring():
             model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
                 score_as_usual()(model), score_as_usual()(guide), args, kwargs

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..distributions import ratio
 from ..distributions.controlled import ControlledPath
-from ..distributions.path import PathDistribution
+from ..distributions.lean import LeanDraw, LeanTerms, terms_of
+from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
 
 __all__ = ["Steps", "compare"]
@@ -36,36 +38,22 @@ class Steps:
     """Given the derivatives of the log ratio with respect to w and log c, where those come from."""
 
     def kl(self) -> Tensor:
-        if self.log_c is None:
-            return 0.5 * self.w.square().sum((0, -1))
-        c2 = torch.expm1(2 * self.log_c)
-        return (0.5 * (self.w.square() + c2) - self.log_c).sum((0, -1))
+        return ratio.kl(self.w, self.log_c).sum((0, -1))
 
     def martingale(self) -> Tensor:
-        if self.log_c is None:
-            return (self.w * self.eps).sum((0, -1))
-        c2 = torch.expm1(2 * self.log_c)
-        m = self.w * self.log_c.exp() * self.eps + 0.5 * c2 * (self.eps.square() - 1)
-        return m.sum((0, -1))
+        return ratio.martingale(self.w, self.log_c, self.eps).sum((0, -1))
 
     def stopped(self) -> Tensor:
         """log q - log p as a function of the path alone, every parameter in it stopped.
 
-        Parameters keep the gradient that they have through the displacement xi that made the
-        path; the densities that weigh it see only its states.
+        Parameters keep the gradient that they have through the displacement that made the path;
+        the densities that weigh it see only its states.
         """
         eps = self.eps.detach()
-        if self.log_c is None:
-            ratio = 0.5 * self.w.square() + self.w.detach() * eps
-            taps = self.taps(eps, None)
-        else:
-            w, log_c = self.w.detach(), self.log_c.detach()
-            xi = self.w + self.log_c.exp() * eps
-            back = (xi - w) * (-log_c).exp()
-            ratio = 0.5 * (xi.square() - back.square()) - log_c
-            taps = self.taps(eps * (-log_c).exp(), eps.square() - 1)
-        result = ratio.sum((0, -1))
-        return result + _through_states(taps, eps.dim()) if torch.is_grad_enabled() else result
+        result = ratio.stopped(self.w, self.log_c, eps).sum((0, -1))
+        if not torch.is_grad_enabled():
+            return result
+        return result + _through_states(self.taps(*ratio.slopes(self.log_c, eps)), eps.dim())
 
 
 def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
@@ -98,7 +86,23 @@ def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
     return total
 
 
-def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
+class LeanSteps:
+    """As :class:`Steps`, from terms that are summed already."""
+
+    def __init__(self, terms: LeanTerms) -> None:
+        self.terms = terms
+
+    def kl(self) -> Tensor:
+        return self.terms.kl
+
+    def martingale(self) -> Tensor:
+        return self.terms.martingale
+
+    def stopped(self) -> Tensor:
+        return self.terms.stopped
+
+
+def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps | LeanSteps:
     """Lay the steps of q and p side by side along ``value``, from its draw where that is known."""
     if q.times is not p.times and not (
         q.times.shape[-1] == p.times.shape[-1] and bool((q.times == p.times).all())
@@ -114,11 +118,13 @@ def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
     return _compare_transitions(q, p, value)
 
 
-def _compare_control(q: ControlledPath, value: Tensor) -> Steps:
+def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:
     """q is p pushed by a control: that control is all there is between them."""
     t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     root, draw = dt.sqrt(), q.recall(value)
-    if draw is not None and draw.u is not None:
+    if isinstance(draw, LeanDraw) and draw.terms is not None:
+        return LeanSteps(draw.terms)
+    if isinstance(draw, Draw) and draw.u is not None:
         us, log_cs, states = draw.u, draw.log_c, draw.z
         u, eps = torch.stack(us), draw.eps
         log_c = None if log_cs is None else torch.stack(log_cs)
@@ -147,10 +153,14 @@ def _compare_control(q: ControlledPath, value: Tensor) -> Steps:
     return Steps(root * u, log_c, eps, taps)
 
 
-def _compare_transitions(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps:
+def _compare_transitions(
+    q: PathDistribution, p: PathDistribution, value: Tensor
+) -> Steps | LeanSteps:
     """q and p are two processes of their own: compare the means and scales of their steps."""
     t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     time_first, draw = value.movedim(-2, 0), q.recall(value)
+    if isinstance(draw, LeanDraw):
+        return _compare_leanly(q, p, draw, t, dt)
     z = time_first[:-1]
     mean_p, scale_p = p.transition(t, dt, z)
     if draw is not None:
@@ -183,6 +193,31 @@ def _compare_transitions(q: PathDistribution, p: PathDistribution, value: Tensor
         yield _Tap(z, (mean_p, scale_p), _fit((-by_mean, -by_scale), (mean_p, scale_p)))
 
     return Steps(w, log_c, eps, taps)
+
+
+def _compare_leanly(
+    q: PathDistribution, p: PathDistribution, draw: LeanDraw, t: Tensor, dt: Tensor
+) -> LeanSteps:
+    """The same, step by step, for a path of which only the states were kept."""
+    contracted = isinstance(q, ControlledPath) and q.contraction is not None
+    with torch.no_grad():
+        differ = contracted
+        for i, z in enumerate(draw.z):
+            if differ:
+                break
+            scale_q, scale_p = (d.transition(t[i], dt[i], z)[1] for d in (q, p))
+            differ = bool(_differ(scale_q, scale_p).any())
+            if differ:
+                states = torch.stack(draw.z)
+                _check_same_diffusion(q, p, t, dt, states)
+
+    def shift(i: int, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        mean_q, scale_q = q.transition(t[i], dt[i], z)
+        mean_p, scale_p = p.transition(t[i], dt[i], z)
+        log_c = (scale_q.log() - scale_p.log()).expand_as(z) if differ else None
+        return (mean_q - mean_p) / scale_p, log_c
+
+    return LeanSteps(terms_of(shift, draw.value, draw.eps))
 
 
 def _fit(slopes: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

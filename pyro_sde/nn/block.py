@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyro
@@ -9,11 +10,16 @@ import torch
 from pyro.distributions import Normal
 from pyro.nn.module import PyroModule, PyroParam
 from pyro.poutine.indep_messenger import IndepMessenger
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.runtime import _PYRO_STACK, am_i_wrapped
 from torch import Tensor, nn
 
 from ..distributions import OrnsteinUhlenbeck
-from ..solvers import METHODS, integrate
+from ..distributions.tolerance import current_tolerance
+from ..solvers import evaluations, integrate
+from ..solvers.adaptive import integrate_adaptively
+from ..solvers.elsewhere import current_solver
+from ..solvers.integrate import check_method
+from .energy import ENERGIES, with_energies
 from .weights import Skeleton
 
 __all__ = ["SDEBlock"]
@@ -50,6 +56,9 @@ class SDEBlock(PyroModule):
 
         guide = AutoSDE(Net())
 
+    Inside of :class:`~pyro_sde.tolerance` weights and hidden units are solved together with error
+    control, on the noise that the weights were drawn with.
+
     With vectorised particles the output gains their dimensions at the left, before the batch.
 
     :param field: Any module called as ``field(t, h)`` or ``field(h)`` that keeps the shape of h;
@@ -61,7 +70,15 @@ class SDEBlock(PyroModule):
     :param augment: How many channels (features) of zeros to add to h.
     :param initial: ``"point"``, w_0 is a parameter that starts as the module was initialised; or
         ``"normal"``, w_0 is inferred too, with the prior N(0, 1 / fan in).
-    :param method: ``"euler"``, ``"heun"`` or ``"midpoint"``.
+    :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
+    :param memory: ``"graph"``, ``"recompute"`` or ``"reversible"``, of which the last needs
+        ``method="reversible_heun"``: what training keeps of the solution of h, see
+        :func:`~pyro_sde.solvers.integrate`. But for ``"graph"`` only states and noise of the
+        weights are kept too.
+    :param regularise: Weights of ``"kinetic"`` and ``"r2"``: means over the batch of the integrals
+        of |h'|^2 and |h''|^2, whose sum is a factor ``"block.w_energy"`` of the model, in nats
+        for the whole data set. Dynamics that are easy to solve need fewer evaluations inside of
+        :class:`~pyro_sde.tolerance`.
     :param name: The name of the site.
     :param event_dim: How many of the last dimensions of h are one input of the field: by default
         3 if it has two-dimensional convolutions, 1 if it has linear layers only. It tells a
@@ -83,20 +100,27 @@ class SDEBlock(PyroModule):
         augment: int = 0,
         initial: str = "point",
         method: str = "euler",
+        memory: str = "graph",
+        regularise: Mapping[str, float] | None = None,
         name: str = "w",
         event_dim: int | None = None,
     ) -> None:
         super().__init__()
         if initial not in ("point", "normal"):
             raise ValueError(f'initial must be "point" or "normal": found {initial!r}')
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
+        check_method(method, memory)
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps must be an integer of at least 1: found {steps!r}")
         if not isinstance(augment, int) or augment < 0:
             raise ValueError(f"augment must be an integer of at least 0: found {augment!r}")
         self.skeleton = Skeleton(field)
         self.augment, self.method, self.name, self.initial = augment, method, name, initial
+        self.memory = memory
+        self.regularise = dict(regularise or {})
+        if not set(self.regularise) <= set(ENERGIES):
+            raise ValueError(
+                f"regularise knows {', '.join(ENERGIES)}: found {sorted(self.regularise)}"
+            )
         self.channel_dim = -self.skeleton.event_dim
         self.event_dim = self.skeleton.event_dim if event_dim is None else event_dim
         start, start_scale = self.skeleton.take_initial()
@@ -138,27 +162,32 @@ class SDEBlock(PyroModule):
     @property
     def evaluations(self) -> int:
         """How often the field is evaluated in one pass."""
-        return METHODS[self.method][1] * (len(self.times) - 1)
+        return evaluations(self.method, len(self.times) - 1)
 
     def prior(self) -> OrnsteinUhlenbeck:
         """The law of the weights."""
         initial: Any = self.start
         if self.initial == "normal":
             initial = Normal(torch.zeros_like(initial), self.start_scale).to_event(1)
-        return OrnsteinUhlenbeck(self.rate, 0.0, self.scale, self.times, initial)
+        memory = "graph" if self.memory == "graph" else "recompute"
+        return OrnsteinUhlenbeck(self.rate, 0.0, self.scale, self.times, initial, memory)
 
     def forward(self, h: Tensor) -> Tensor:
         self._check_input(h)
-        w = self._weights()
         if self.augment:
             zeros = list(h.shape)
             zeros[self.channel_dim] = self.augment
             h = torch.cat([h, h.new_zeros(zeros)], self.channel_dim)
+        elsewhere = current_solver()
+        if elsewhere is not None:
+            return elsewhere(self, h)
+        w = self._weights()
         lead = torch.Size(w.shape[:-2])
         while lead and lead[-1] == 1:  # the places that Pyro leaves for the model's own plates
             lead = torch.Size(lead[:-1])
+        particles = w.shape[:-2]
         if not lead:
-            return self._solve(h, w.reshape(w.shape[-2:]))
+            return self._solve(h, w.reshape(w.shape[-2:]), particles)
         has_lead = h.dim() - self.event_dim > 1
         if has_lead and h.shape[: len(lead)] != lead:
             raise ValueError(
@@ -172,13 +201,23 @@ class SDEBlock(PyroModule):
         shape = h.shape
         h = h.reshape(lead.numel(), *shape[len(lead) :])
         w = w.reshape(lead.numel(), *w.shape[-2:])
-        return torch.func.vmap(self._solve)(h, w).reshape(shape)
+        return self._solve(h, w, particles).reshape(shape)
 
     def _weights(self) -> Tensor:
         name = self._pyro_get_fullname(self.name)
         w = self._pyro_context.get(name)
         if w is not None:
             return w
+        self._refuse_data_plates(name)
+        infer: Any = (
+            {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
+        )
+        w = pyro.sample(name, self.prior(), infer=infer)
+        self._check_finite(name, w.detach())
+        self._pyro_context.set(name, w)
+        return w
+
+    def _refuse_data_plates(self, name: str) -> None:
         for frame in _PYRO_STACK:
             if (
                 isinstance(frame, IndepMessenger)
@@ -190,13 +229,6 @@ class SDEBlock(PyroModule):
                     "weights of its own, and their KL would be scaled with the likelihood. Call "
                     "the block before `with pyro.plate(...)`, and sample inside"
                 )
-        infer: Any = (
-            {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
-        )
-        w = pyro.sample(name, self.prior(), infer=infer)
-        self._check_finite(name, w.detach())
-        self._pyro_context.set(name, w)
-        return w
 
     def _check_finite(self, name: str, w: Tensor) -> None:
         if bool(torch.isfinite(w.sum())):  # only if all terms are, and without a mask of them
@@ -224,7 +256,29 @@ class SDEBlock(PyroModule):
                 f"shape {tuple(h.shape)}; add one with h.unsqueeze(0)"
             )
 
-    def _solve(self, h: Tensor, w: Tensor) -> Tensor:
+    def _solve(self, h: Tensor, w: Tensor, particles: torch.Size) -> Tensor:
+        field, check_unchanged = self._field()
+        if w.dim() > 2:
+            field = torch.func.vmap(field, in_dims=(None, 0, 0))
+        tol = current_tolerance()
+        names = list(self.regularise) if tol is None and am_i_wrapped() else []
+        apart = None
+        if names:
+            field, h, apart = with_energies(field, names, self.event_dim, h)
+        if tol is None:
+            h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
+        else:
+            h = integrate_adaptively(field, h, w, tol)
+        check_unchanged()
+        if apart is not None:
+            h, energies = apart(h)
+            weights = energies.new_tensor([self.regularise[name] for name in names])
+            mean = (energies * weights).sum(-1).mean(-1).reshape(particles)
+            pyro.factor(self._pyro_get_fullname(f"{self.name}_energy"), -mean)
+        return h
+
+    def _field(self) -> tuple[Any, Any]:
+        """dh/dt as a function of (t, h, w); and a function that raises if it was not one."""
         # Not self.skeleton, which would have Pyro register what is left of the field.
         skeleton: Any = self._modules["skeleton"]
         before = skeleton.buffer_state()
@@ -244,14 +298,15 @@ class SDEBlock(PyroModule):
                 )
             return out
 
-        h = integrate(field, h, w, self.times, method=self.method)
-        if skeleton.has_changed(before):
-            raise ValueError(
-                "field has changed one of its buffers while it was being evaluated: a solver may "
-                "evaluate it any number of times, so that it must be a function of (t, h) alone. "
-                "Remove running statistics, or put the field's module into eval mode"
-            )
-        return h
+        def check_unchanged() -> None:
+            if skeleton.has_changed(before):
+                raise ValueError(
+                    "field has changed one of its buffers while it was being evaluated: a solver "
+                    "may evaluate it any number of times, so that it must be a function of (t, h) "
+                    "alone. Remove running statistics, or put the field's module into eval mode"
+                )
+
+        return field, check_unchanged
 
     def extra_repr(self) -> str:
         return (

@@ -1,5 +1,6 @@
 """Solving equations along a path that has been drawn."""
 
-from .integrate import METHODS, integrate
+from .._errors import SolutionError
+from .integrate import METHODS, evaluations, integrate
 
-__all__ = ["METHODS", "integrate"]
+__all__ = ["METHODS", "SolutionError", "evaluations", "integrate"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["METHODS", "integrate"]
+from .._errors import SolutionError
+from .._lean import Grads, Lean, Vjp, check_memory, run_leanly
+from .reversible import ReversibleHeun, reversible_heun
+
+__all__ = ["METHODS", "evaluations", "integrate"]
 
 Step = Callable[[Callable, Tensor, Tensor, Tensor, Any, Any], Tensor]
 
@@ -24,15 +28,52 @@ def _heun(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) ->
 
 def _midpoint(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) -> Tensor:
     halfway = h + 0.5 * dt * f(t, h, w)
-    return h + dt * f(t + 0.5 * dt, halfway, None if w is None else torch.lerp(w, w_next, 0.5))
+    return h + dt * f(t + 0.5 * dt, halfway, _between(w, w_next))
 
 
-METHODS: dict[str, tuple[Step, int]] = {
+def _rk4(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) -> Tensor:
+    half, middle = t + 0.5 * dt, _between(w, w_next)
+    k1 = f(t, h, w)
+    k2 = f(half, h + 0.5 * dt * k1, middle)
+    k3 = f(half, h + 0.5 * dt * k2, middle)
+    k4 = f(t + dt, h + dt * k3, w_next)
+    return h + dt / 6 * (k1 + 2 * (k2 + k3) + k4)
+
+
+def _between(w: Any, w_next: Any) -> Any:
+    return None if w is None else torch.lerp(w, w_next, 0.5)
+
+
+_STEPS: dict[str, tuple[Step, int]] = {
     "euler": (_euler, 1),
     "heun": (_heun, 2),
     "midpoint": (_midpoint, 2),
+    "rk4": (_rk4, 4),
 }
 """The steps by name, and how often each evaluates the field."""
+
+REVERSIBLE = "reversible_heun"
+METHODS = (*_STEPS, REVERSIBLE)
+
+
+def check_method(method: str, memory: str = "graph") -> None:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
+    if (
+        check_memory(memory, "graph", "recompute", "reversible") == "reversible"
+        and method != REVERSIBLE
+    ):
+        raise ValueError(
+            f'memory="reversible" needs a method that can be run backwards: found {method!r}; use '
+            f'method="{REVERSIBLE}", of second order at one evaluation a step, or '
+            'memory="recompute"'
+        )
+
+
+def evaluations(method: str, steps: int) -> int:
+    """How often ``method`` evaluates the field in so many steps."""
+    check_method(method)
+    return steps + 1 if method == REVERSIBLE else _STEPS[method][1] * steps
 
 
 def integrate(
@@ -42,13 +83,25 @@ def integrate(
     times: Tensor,
     *,
     method: str = "euler",
+    memory: str = "graph",
 ) -> Tensor:
     r"""The solution at the last of ``times`` of :math:`dh/dt = \mathrm{field}(t, h, w_t)`,
     :math:`h(t_0) = h_0`, with one step of ``method`` between neighbouring times.
 
     The path is rough: between two grid times it is not known, and no method on the grid has a
-    strong order above 1. ``"heun"`` and ``"midpoint"`` are of second order in the deterministic
-    part of the error, which dominates while the noise is small.
+    strong order above 1. Methods of higher order have it in the deterministic part of the error,
+    which dominates while the noise is small.
+
+    The gradient is that of the computed solution, whatever ``memory`` is:
+
+    - ``"graph"``: ordinary autograd; memory grows with the steps times all that one step keeps.
+    - ``"recompute"``: the states are kept, each step is redone in the backward pass.
+    - ``"reversible"``: not even the states are kept; the backward pass reconstructs them, last
+      first. It needs ``method="reversible_heun"``, and steps so short that the field's Lipschitz
+      constant times a step is below 1, beyond which the method is unstable.
+
+    Gradients of gradients, and by the times, need ``"graph"``. What the field closes over gets its
+    gradient in every mode.
 
     Example::
 
@@ -57,24 +110,108 @@ def integrate(
         >>> bool((h - torch.exp(torch.tensor(-1.0))).abs() < 1e-5)
         True
 
-    :param field: Called as ``field(t, h, w)``; returns the shape of ``h``.
+    :param field: Called as ``field(t, h, w)``; returns the shape of ``h``. It may close over
+        anything that needs a gradient.
     :param h0: The state at ``times[0]``.
     :param path: w on the grid, of shape ``(..., T, D)``; or None, and ``field`` gets None.
     :param times: The grid, increasing, of shape ``(T,)``.
-    :param method: ``"euler"``, ``"heun"`` or ``"midpoint"``.
+    :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
+    :param memory: ``"graph"``, ``"recompute"`` or ``"reversible"``.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
+    check_method(method, memory)
     if path is not None and path.shape[-2] != len(times):
         raise ValueError(
             f"path has {path.shape[-2]} states, times {len(times)}: pass the grid that the path "
             "was drawn on"
         )
-    step, _ = METHODS[method]
-    # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
-    w = [None] * len(times) if path is None else path.unbind(-2)
-    t, dt = times[:-1].unbind(0), times.diff().unbind(0)
-    h = h0
+    h = _solve(field, h0, path, times, method, memory)
+    inside_of_func = torch._C._functorch.peek_interpreter_stack() is not None
+    if not inside_of_func and not bool(torch.isfinite(h.detach().sum())):
+        _say_where(field, h0, path, times, method)
+    return h
+
+
+def _solve(
+    field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str, memory: str
+) -> Tensor:
+    if memory != "graph" and torch.is_grad_enabled():
+        if times.requires_grad:
+            raise ValueError('gradients with respect to times need memory="graph"')
+        lean: Lean
+        if method == REVERSIBLE:
+            lean = ReversibleHeun(field, times, memory == "recompute")
+        else:
+            lean = _Steps(field, times, _STEPS[method][0])
+        return run_leanly(lean, h, *(() if path is None else (path,)))[0]
+    w, t, dt = _split(path, times)
+    if method == REVERSIBLE:
+        return reversible_heun(field, h, w, t, dt)[0]
+    step, _ = _STEPS[method]
     for i in range(len(dt)):
         h = step(field, t[i], dt[i], h, w[i], w[i + 1])
     return h
+
+
+@torch.no_grad()
+def _say_where(field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str) -> None:
+    """Solve again, and raise at the first state that is not finite."""
+    w, t, dt = _split(path, times)
+    states: list[Tensor] = [h]
+    if method == REVERSIBLE:
+        states.clear()
+        reversible_heun(field, h, w, t, dt, states.append)
+    else:
+        for i in range(len(dt)):
+            h = _STEPS[method][0](field, t[i], dt[i], h, w[i], w[i + 1])
+            states.append(h)
+    for i, state in enumerate(states):
+        if not bool(torch.isfinite(state).all()):
+            norm = float(states[i - 1].abs().max()) if i else float("nan")
+            length = float(dt[max(i - 1, 0)])
+            raise SolutionError(
+                f"the solution is not finite at t={float(t[i]):g}, after a step of {length:.3g} "
+                f"({i} of {len(dt)}) from a state whose largest entry was {norm:.3g}: the field "
+                "blows up. Bound it, take more steps, or train with a lower learning rate"
+            )
+
+
+def _split(path: Tensor | None, times: Tensor) -> tuple[Any, Any, Any]:
+    # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
+    w: Any = [None] * len(times) if path is None else path.unbind(-2)
+    return w, times.unbind(0), times.diff().unbind(0)
+
+
+class _Steps(Lean):
+    """A one-step method from its states."""
+
+    def __init__(self, field: Callable, times: Tensor, step: Any) -> None:
+        self.field, self.step = field, step
+        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        h, *path = inputs
+        w = path[0].unbind(-2) if path else [None] * len(self.t)
+        states = []
+        for i, dt in enumerate(self.dt):
+            states.append(h)
+            h = self.step(self.field, self.t[i], dt, h, w[i], w[i + 1])
+        return (h,), tuple(states)
+
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+    ) -> Grads:
+        _, *path = inputs
+        w = path[0].unbind(-2) if path else None
+        by_path = [torch.zeros_like(p) for p in path]
+        (by_h,) = grads
+        for i in range(len(self.dt) - 1, -1, -1):
+
+            def step(h: Tensor, *w: Tensor, i: int = i) -> tuple[Tensor]:
+                a, b = w or (None, None)
+                return (self.step(self.field, self.t[i], self.dt[i], h, a, b),)
+
+            ends = [] if w is None else [w[i], w[i + 1]]
+            _, (by_h, *by_w) = vjp(step, [saved[i], *ends], [by_h])
+            for k, g in enumerate(by_w):
+                by_path[0].select(-2, i + k).add_(g)
+        return by_h, *by_path

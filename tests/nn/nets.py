@@ -91,11 +91,22 @@ def with_weights(field):
 def by_hand(field, h, w, method="euler"):
     """The solution at 1 with the weights ``w``, of shape (T, D), on an even grid."""
     f, n = with_weights(field), len(w) - 1
+    other = h
     for i in range(n):
+        if method == "reversible_heun":
+            k = f(i / n, other, w[i])
+            other = 2 * h - other + k / n
+            h = h + (k + f((i + 1) / n, other, w[i + 1])) / 2 / n
+            continue
         k = f(i / n, h, w[i])
         if method == "heun":
             k = (k + f((i + 1) / n, h + k / n, w[i + 1])) / 2
         elif method == "midpoint":
             k = f((i + 0.5) / n, h + k / n / 2, (w[i] + w[i + 1]) / 2)
+        elif method == "rk4":
+            middle = (w[i] + w[i + 1]) / 2
+            b = f((i + 0.5) / n, h + k / n / 2, middle)
+            c = f((i + 0.5) / n, h + b / n / 2, middle)
+            k = (k + 2 * b + 2 * c + f((i + 1) / n, h + c / n, w[i + 1])) / 6
         h = h + k / n
     return h

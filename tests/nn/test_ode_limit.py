@@ -59,6 +59,9 @@ def test_the_error_falls_with_the_order_of_the_method(method, rate):
     sizes = [8, 16, 32, 64]
     errors = [(solve(field, X, method, n, rate) - exact).abs().max().item() for n in sizes]
     orders = [math.log2(a / b) for a, b in itertools.pairwise(errors)]
+    if method == "rk4" and rate == 0:  # without a path to interpolate; it meets TINY at 32 steps
+        assert abs(orders[0] - 4) < 0.1, (errors, orders)
+        return
     order = 1 if method == "euler" else 2
     # The next term of the error is 1/n of the first: at 32 steps and more a few percent.
     assert abs(orders[-1] - order) < 0.1, (errors, orders)

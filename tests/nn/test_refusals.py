@@ -166,7 +166,9 @@ def test_a_block_inside_of_the_data_plate():
 def test_arguments():
     for options, message in (
         ({"initial": "zero"}, "initial must be .*found 'zero'"),
-        ({"method": "rk4"}, r"one of \['euler', 'heun', 'midpoint'\]: found 'rk4'"),
+        ({"method": "rk5"}, r"one of \['euler', .*\]: found 'rk5'"),
+        ({"memory": "none"}, "memory must be one of graph, recompute, reversible: found 'none'"),
+        ({"memory": "reversible"}, 'found .euler.; use method="reversible_heun"'),
         ({"steps": 0}, "steps must be an integer of at least 1: found 0"),
         ({"steps": 2.0}, "steps must be an integer of at least 1: found 2.0"),
         ({"augment": -1}, "augment must be an integer of at least 0: found -1"),

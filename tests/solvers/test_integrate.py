@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck
-from pyro_sde.solvers import METHODS, integrate
+from pyro_sde.solvers import METHODS, SolutionError, evaluations, integrate
 
 HIDDEN, FINE, PATHS = 4, 11, 200
 DIM = 5 * HIDDEN + 2
@@ -63,7 +63,7 @@ def test_strong_order_of_the_default_noise():
     errors = {method: e[2:] for method, e in strong_errors(0.1).items()}
     for method, e in errors.items():
         assert 0.9 < order(e) < 1.1, (method, order(e))
-    for method in ("heun", "midpoint"):
+    for method in set(METHODS) - {"euler"}:
         assert (errors[method] < 0.3 * errors["euler"]).all()
 
 
@@ -72,8 +72,10 @@ def test_strong_order_where_the_deterministic_part_dominates():
     coarse = {method: order(e[:3]) for method, e in strong_errors(0.1).items()}
     quiet = {method: order(e[2:]) for method, e in strong_errors(0.001).items()}
     assert coarse["euler"] < 1.1 and 0.9 < quiet["euler"] < 1.1
-    for method in ("heun", "midpoint"):
-        assert coarse[method] > 1.5 and 1.8 < quiet[method] < 2.3
+    for method in ("heun", "midpoint", "reversible_heun"):
+        assert coarse[method] > 1.5 and 1.8 < quiet[method] < 2.3, method
+    first = {method: e[0] for method, e in strong_errors(0.001).items()}
+    assert first["rk4"] < 0.2 * first["heun"]
 
 
 def test_the_part_of_the_error_that_the_grid_cannot_know():
@@ -117,10 +119,12 @@ def test_without_a_path(method):
         exact = 1.5 / 2 - 0.25 + math.exp(-2.0)
         errors.append((h - exact).abs().max().item())
         assert all(w is None for _, w in seen)
-        stages = {"euler": times[:-1], "heun": times, "midpoint": (times[:-1] + times[1:]) / 2}
-        assert {round(t, 12) for t, _ in seen} >= {round(t, 12) for t in stages[method].tolist()}
-        assert len(seen) == n * METHODS[method][1]
-    expected = 1 if method == "euler" else 2
+        middle = (times[:-1] + times[1:]) / 2
+        stages = {"euler": times[:-1], "midpoint": middle, "rk4": torch.cat([times, middle])}
+        stage = {round(t, 12) for t in stages.get(method, times).tolist()}
+        assert {round(t, 12) for t, _ in seen} >= stage
+        assert len(seen) == evaluations(method, n)
+    expected = {"euler": 1, "rk4": 4}.get(method, 2)
     # The next term of the error is 1/n of the first.
     assert abs(math.log2(errors[0] / errors[1]) - expected) < 0.1
 
@@ -133,11 +137,18 @@ def test_one_step_by_hand():
         "euler": 5 + 2 * k,
         "heun": 5 + (k + 3 + (5 + 2 * k) * 4),
         "midpoint": 5 + 2 * (2 + (5 + k) * 3),
+        "reversible_heun": 5 + (k + 3 + (5 + 2 * k) * 4),  # its first step is Heun's
     }
+    k2 = 2 + (5 + k) * 3
+    k3 = 2 + (5 + k2) * 3
+    k4 = 3 + (5 + 2 * k3) * 4
+    steps["rk4"] = 5 + (k + 2 * k2 + 2 * k3 + k4) * 2 / 6
+    assert set(steps) == set(METHODS)
     for method, expected in steps.items():
         h = integrate(lambda t, h, w: t + h * w, torch.tensor([5.0]), w, times, method=method)
-        assert h.item() == expected
-    assert {m: n for m, (_, n) in METHODS.items()} == {"euler": 1, "heun": 2, "midpoint": 2}
+        assert h.item() == pytest.approx(expected, rel=1e-15)
+    numbers = {"euler": 7, "heun": 14, "midpoint": 14, "rk4": 28, "reversible_heun": 8}
+    assert {method: evaluations(method, 7) for method in METHODS} == numbers
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -169,8 +180,25 @@ def test_single_precision_is_kept():
 
 def test_bad_input():
     times, h0 = torch.linspace(0, 1, 4), torch.ones(2)
-    with pytest.raises(ValueError, match=r"one of \['euler', 'heun', 'midpoint'\]: found 'rk4'"):
-        integrate(network, h0, None, times, method="rk4")
+    with pytest.raises(ValueError, match=r"one of \['euler', .*'rk4'\]: found 'rk5'"):
+        integrate(network, h0, None, times, method="rk5")
+    with pytest.raises(ValueError, match="one of graph, recompute, reversible: found 'none'"):
+        integrate(network, h0, None, times, memory="none")
+    with pytest.raises(ValueError, match=r'found .euler.; use method="reversible_heun"'):
+        integrate(network, h0, None, times, memory="reversible")
     for length in (3, 5):
         with pytest.raises(ValueError, match=f"path has {length} states, times 4: pass the grid"):
             integrate(network, h0, torch.randn(2, length, DIM), times)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_field_that_blows_up(method):
+    """dh/dt = h^3 from 2 is infinite at t = 1/8; the first state that overflows is named."""
+    times = torch.linspace(0, 4, 401)
+    with pytest.raises(SolutionError, match=r"not finite at t=0\.\d+, after a step of 0\.01 \(\d+"):
+        integrate(lambda t, h, w: h**3, torch.tensor([2.0]), None, times, method=method)
+    bad = torch.tensor([float("nan")])
+    with pytest.raises(SolutionError, match="not finite at t=0,"):
+        integrate(lambda t, h, w: h, bad, None, times, method=method)
+    large = torch.full((20,), 1e307)  # finite, though its sum is not
+    assert integrate(lambda t, h, w: 0 * h, large, None, times, method=method)[0] == 1e307

@@ -1,0 +1,175 @@
+"""Computations of many steps that leave no graph, and are done again, step by step, going back.
+
+A graph with one node for every operation of every step does not only keep tensors: its small
+nodes, left behind between large tensors that are freed, fragment the heap, until memory grows
+with the steps almost as it does with the tensors. So the forward pass makes none at all.
+(``torch.utils.checkpoint`` of every step would.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Lean", "Vjp", "check_memory", "run_leanly"]
+
+Grads = Sequence[Tensor | None]
+
+
+def check_memory(memory: str, *allowed: str) -> str:
+    if memory not in allowed:
+        raise ValueError(f"memory must be one of {', '.join(allowed)}: found {memory!r}")
+    return memory
+
+
+class Lean:
+    """A computation and its backward pass; a subclass for each kind."""
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The outputs, and what to go back from."""
+        raise NotImplementedError
+
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+    ) -> Grads:
+        """The gradients by the inputs, from those by the outputs (None is zero)."""
+        raise NotImplementedError
+
+
+class Vjp:
+    """Local vector-Jacobian products; those by what a step closes over add up in ``grads``.
+
+    :param others: The tensors, parameters and computed ones, that the steps close over.
+    """
+
+    def __init__(self, others: Sequence[Tensor]) -> None:
+        self.others = others
+        self.grads: list[Tensor | None] = [None] * len(others)
+
+    def __call__(
+        self,
+        fn: Callable[..., tuple[Tensor, ...]],
+        args: Sequence[Tensor],
+        grads: Grads,
+        by_args_only: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """The outputs of ``fn(*args)``, and the gradients by ``args``.
+
+        :param grads: By each output.
+        :param by_args_only: By one more output, the last, which is differentiated by the
+            arguments and by nothing that ``fn`` closes over.
+        """
+        with torch.enable_grad():
+            points = [x.detach().requires_grad_() for x in args]
+            outputs = fn(*points)
+        self._check(outputs, points)
+        total = [torch.zeros_like(x) for x in points]
+        if by_args_only is not None and outputs[-1].requires_grad:
+            last = torch.autograd.grad(
+                outputs[-1], points, by_args_only, retain_graph=True, allow_unused=True
+            )
+            total = [t if g is None else t + g for t, g in zip(total, last, strict=True)]
+        live = [
+            (o, g)
+            for o, g in zip(outputs, grads, strict=False)
+            if g is not None and o.requires_grad
+        ]
+        if live:
+            found = torch.autograd.grad(
+                [o for o, _ in live],
+                [*points, *self.others],
+                [g for _, g in live],
+                allow_unused=True,
+            )
+            n = len(points)
+            total = [t if g is None else t + g for t, g in zip(total, found[:n], strict=True)]
+            for k, g in enumerate(found[n:]):
+                if g is not None:
+                    old = self.grads[k]
+                    self.grads[k] = g if old is None else old.add_(g)
+        return tuple(o.detach() for o in outputs), total
+
+    def _check(self, outputs: Sequence[Tensor], points: list[Tensor]) -> None:
+        """That every path of the graph ends in something known."""
+        known = {id(x) for x in [*points, *self.others]}
+        borders = {x.grad_fn for x in self.others if x.grad_fn is not None}
+        seen: set[Any] = set()
+        todo: list[Any] = [o.grad_fn for o in outputs]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen or node in borders:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, Tensor) and id(variable) not in known:
+                raise RuntimeError(
+                    "a step depends on a parameter that it was not seen to use in the forward "
+                    'pass, inside of a torch.autograd.Function perhaps; use memory="graph"'
+                )
+            todo.extend(n for n, _ in node.next_functions)
+
+
+class _Watch(TorchFunctionMode):
+    """Finds what is used that needs a gradient, in a computation that makes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.requires_grad:
+                self.found[id(x)] = x
+        return func(*args, **(kwargs or {}))
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lean: Lean, outputs: tuple, saved: tuple, n: int, *xs: Tensor) -> Any:
+        ctx.lean, ctx.n, ctx.m = lean, n, len(saved)
+        ctx.save_for_backward(*xs, *saved)
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients of gradients (create_graph=True) cannot be taken through what is "
+                'recomputed; use memory="graph"'
+            )
+        tensors = ctx.saved_tensors
+        end = len(tensors) - ctx.m
+        vjp = Vjp(tensors[ctx.n : end])
+        mine = ctx.lean.backward(tensors[: ctx.n], tensors[end:], grads, vjp)
+        return None, None, None, None, *mine, *vjp.grads
+
+
+def run_leanly(lean: Lean, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """The outputs of ``lean``, with the gradients of its backward pass: by the inputs and by
+    whatever its steps close over."""
+    if not torch.is_grad_enabled():
+        return lean.forward(*inputs)[0]
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            'memory="recompute" and "reversible" cannot be used inside torch.func.vmap or grad: '
+            "put the vmap inside of the step"
+        )
+    before = torch.get_rng_state()
+    with torch.no_grad(), _Watch() as watch:
+        outputs, saved = lean.forward(*(x.detach() for x in inputs))
+    if not torch.equal(before, torch.get_rng_state()):
+        raise RuntimeError(
+            "a step draws random numbers (dropout, say), which would be others in the backward "
+            'pass; use memory="graph", or draw them before'
+        )
+    mine = {id(x) for x in inputs}
+    others = [x for k, x in watch.found.items() if k not in mine]
+    return _Run.apply(lean, outputs, saved, len(inputs), *inputs, *others)

@@ -1,0 +1,59 @@
+"""A path and a random ODE along it, solved together with error control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..distributions.refine import State, adapt, step_of
+from ..distributions.tolerance import tolerance
+
+__all__ = ["integrate_adaptively"]
+
+
+def integrate_adaptively(
+    field: Callable[[Tensor, Tensor, Any], Tensor], h0: Tensor, path: Tensor, tol: tolerance
+) -> Tensor:
+    r"""The solution at the path's last time of :math:`dh/dt = \mathrm{field}(t, h, w_t)` and of
+    the SDE of w, with common steps: Heun's for h, those of w's own law for w.
+
+    :param path: A path that was drawn inside of ``tol``; by its states its law and its noise are
+        found again.
+    """
+    refined = tol.find(path)
+    if refined is None:
+        raise ValueError(
+            f"the weights, of shape {tuple(path.shape)}, were not drawn inside of this {tol}: what "
+            "they do between the times of their grid is not known. Call guide or model inside of "
+            "it, with the same `with` block for the draw and for the prediction"
+        )
+    law, shape = refined.path, path.shape[:-2] + path.shape[-1:]
+    advance = step_of(refined)
+    times = law.times
+    slopes: list[tuple[Tensor, Tensor]] = []
+    calls = 0
+
+    def evaluate(i: int, at: float, h: Tensor, w: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return field(times[i] + at * (times[i + 1] - times[i]), h, w.reshape(shape))
+
+    def slope(i: int, at: float, h: Tensor, w: Tensor) -> Tensor:
+        """At the start of a step, which its first half and its first quarter share."""
+        for known, k in slopes:
+            if known is h:
+                return k
+        slopes.append((h, evaluate(i, at, h, w)))
+        del slopes[:-3]
+        return slopes[-1][1]
+
+    def step(i: int, a: float, b: float, state: State) -> State:
+        w, h = state
+        dt = (b - a) * (times[i + 1] - times[i])
+        k = slope(i, a, h, w)
+        w_next = advance(i, a, b, w)
+        return w_next, h + 0.5 * dt * (k + evaluate(i, b, h + dt * k, w_next))
+
+    return adapt(step, (refined.z0, h0), refined, tol, lambda: calls)[1]

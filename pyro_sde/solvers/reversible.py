@@ -1,0 +1,101 @@
+r"""The reversible Heun method (Kidger, Foster, Li and Lyons 2021) for random ODEs.
+
+Beside the solution y runs a second one, :math:`\hat y`, at which alone the field is evaluated:
+
+.. math::
+
+    \hat y_{n+1} = 2 y_n - \hat y_n + f(\hat y_n)\,dt, \qquad
+    y_{n+1} = y_n + \tfrac12\,(f(\hat y_n) + f(\hat y_{n+1}))\,dt
+
+Of second order at one evaluation a step, and the same two lines read backwards give
+:math:`(y_n, \hat y_n)` from :math:`(y_{n+1}, \hat y_{n+1})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._lean import Grads, Lean, Vjp
+
+__all__ = ["ReversibleHeun", "reversible_heun"]
+
+
+def reversible_heun(
+    field: Callable[[Tensor, Tensor, Any], Tensor],
+    h0: Tensor,
+    w: Sequence[Any],
+    t: Sequence[Tensor],
+    dt: Sequence[Tensor],
+    each: Callable[[Tensor], None] = lambda y_hat: None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""y, :math:`\hat y` and the field there, at the last time.
+
+    :param w: One entry for each time; ``t`` too, ``dt`` one less.
+    :param each: Called with every :math:`\hat y`.
+    """
+    y = y_hat = h0
+    each(y_hat)
+    f = field(t[0], y_hat, w[0])
+    for n in range(len(dt)):
+        y_hat = 2 * y - y_hat + f * dt[n]
+        each(y_hat)
+        f_next = field(t[n + 1], y_hat, w[n + 1])
+        y = y + 0.5 * dt[n] * (f + f_next)
+        f = f_next
+    return y, y_hat, f
+
+
+class ReversibleHeun(Lean):
+    """Its backward pass.
+
+    :param keep: Whether the points of evaluation are kept, or reconstructed from the last.
+    """
+
+    def __init__(self, field: Callable, times: Tensor, keep: bool) -> None:
+        self.field, self.keep = field, keep
+        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        h, *path = inputs
+        w = path[0].unbind(-2) if path else [None] * len(self.t)
+        points: list[Tensor] = []
+        each = points.append if self.keep else (lambda y_hat: None)
+        y, y_hat, _ = reversible_heun(self.field, h, w, self.t, self.dt, each)
+        return (y,), tuple(points) if self.keep else (y, y_hat)
+
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+    ) -> Grads:
+        """By y, y_hat and f(y_hat): a, b and c, from the last time to the first."""
+        _, *path = inputs
+        w = path[0].unbind(-2) if path else None
+        by_path = [torch.zeros_like(p) for p in path]
+        a: Any = grads[0]
+        b, c = torch.zeros_like(a), torch.zeros_like(a)
+        f_after: Any = None
+        y, y_hat = saved[:2]
+        for n in range(len(self.t) - 1, -1, -1):
+            if n < len(self.dt):
+                dt = self.dt[n]
+                a, b, c = a + 2 * b, -b, 0.5 * dt * a + dt * b
+                if not self.keep:
+                    y_hat = 2 * y - y_hat - dt * f_after
+            if n > 0:
+                c = c + 0.5 * self.dt[n - 1] * a
+
+            def evaluate(h: Tensor, *w: Tensor, n: int = n) -> tuple[Tensor]:
+                return (self.field(self.t[n], h, *(w or (None,))),)
+
+            point = saved[n] if self.keep else y_hat
+            (f,), (by_point, *by_w) = vjp(evaluate, [point] if w is None else [point, w[n]], [c])
+            b = b + by_point
+            for g in by_w:
+                by_path[0].select(-2, n).copy_(g)
+            if not self.keep and n < len(self.dt):
+                y = y - 0.5 * self.dt[n] * (f + f_after)
+            f_after = f
+        return a + b, *by_path
