@@ -146,6 +146,8 @@ def figure(costs: dict, errors: dict, curves: dict, args: argparse.Namespace) ->
         right.plot(curves[mode], lw=wide, alpha=0.5 if wide > 2 else 1, **style)
     left.set(xlabel="steps", ylabel="MB", title="peak memory of a training step", ylim=(0, None))
     middle.set(xlabel="steps", title="error of the gradient", xscale="log", yscale="log")
+    middle.set_xticks(args.steps, labels=[str(n) for n in args.steps])
+    middle.minorticks_off()
     right.set(xlabel="iteration", ylabel="loss a datum", title=f"training, {args.depth} steps")
     right.set_yscale("log")
     for ax in (left, middle, right):
