@@ -9,17 +9,21 @@ weights do.
 import argparse
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+
+from memory import peak_memory
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
@@ -62,7 +66,7 @@ def measure(size: int, args: argparse.Namespace) -> dict[str, float]:
     return {
         "parameters": sum(p.numel() for p in guide.parameters()),
         "seconds": statistics.median(seconds[1:]),
-        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "megabytes": peak_memory(),
     }
 
 

@@ -324,4 +324,5 @@ def test_scaling_benchmark(capsys):
     command = ["--sizes", "600", "6000", "--steps", "2", "--repeats", "1"]
     found = control_scaling.main(control_scaling.parse(command))
     assert found[6000]["parameters"] - found[600]["parameters"] == 5 * 5400
+    assert 100 < found[6000]["megabytes"] < 1000
     assert "time grows with the power" in capsys.readouterr().out
