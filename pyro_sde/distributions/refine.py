@@ -1,9 +1,9 @@
 """Solving along a Brownian path that is refined where the error asks for it.
 
-Every interval of the grid is bisected until a step and its two halves agree (Gaines and Lyons
-1997): the times of the steps are decided before the noise between them is looked at any closer,
-and what is rejected is refined, never thrown away, so that there is no bias. All steps lie on
-one dyadic tree, hence one path of the noise for every tolerance.
+The grid, and every interval of it, is bisected until a step and its two halves agree (Gaines and
+Lyons 1997): the times of the steps are decided before the noise between them is looked at any
+closer, and what is rejected is refined, never thrown away, so that there is no bias. All steps
+lie on one tree, hence one path of the noise for every tolerance.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from .tolerance import Solve, tolerance
 if TYPE_CHECKING:
     from .path import PathDistribution
 
-__all__ = ["Refined", "adapt", "refined_sample", "step_of"]
+__all__ = ["Refined", "adapt", "refined_sample", "step_of", "time_at"]
 
-DEEPEST = 40
-"""A step is never shorter than 2^-40 of an interval of the grid: it underflows."""
-
-FIRST = 8
-"""No interval begins with more than 2^8 pieces: it may be easier than the one before."""
+DEEPEST = 2.0**-40
+"""A step is never shorter than this part of an interval of the grid: it underflows."""
 
 State = tuple[Tensor, ...]
 
@@ -72,79 +69,109 @@ def refined_sample(path: PathDistribution, z0: Tensor, tol: tolerance) -> Tensor
     advance = step_of(refined)
     calls = 0
 
-    def step(i: int, a: float, b: float, state: State) -> State:
+    def step(a: float, b: float, state: State) -> State:
         nonlocal calls
         calls += 1
-        return (advance(i, a, b, state[0]),)
+        return (advance(a, b, state[0]),)
 
-    adapt(step, (z0,), refined, tol, lambda: calls, lambda s: states.append(s[0]))
+    for i in range(len(noise)):
+        solve = tol.solves[-1] if i else None
+        (z,) = adapt(step, (states[-1],), refined, tol, lambda: calls, (i, i + 1), solve)
+        states.append(z)
     refined.value = torch.stack(states, -2)
     tol.remember(refined)
     return refined.value
 
 
-def step_of(refined: Refined) -> Callable[[int, float, float, Tensor], Tensor]:
-    """One step of the path from fraction a to fraction b of the i-th interval of its grid."""
-    path, noise = refined.path, refined.noise
-    t, dt = path.step_times(refined.z0.dim() - 1 - len(path.batch_shape))
+def time_at(times: Tensor, x: float) -> Tensor:
+    """The time at a place of the grid: 2.5 is halfway from times[2] to times[3]."""
+    i = min(int(x), times.shape[-1] - 2)
+    return torch.lerp(times[..., i], times[..., i + 1], x - i)
 
-    def step(i: int, a: float, b: float, z: Tensor) -> Tensor:
-        share = b - a
-        mean, scale = path.transition(t[i] + a * dt[i], share * dt[i], z)
-        eps = noise[i](a, b) / share**0.5
+
+def step_of(refined: Refined) -> Callable[[float, float, Tensor], Tensor]:
+    """One step of the path from one place of its grid to another, over as many times of it."""
+    path, noise = refined.path, refined.noise
+    starts, dts = path.step_times(refined.z0.dim() - 1 - len(path.batch_shape))
+    roots = dts.sqrt()
+
+    def increment(a: float, b: float) -> Tensor:
+        total: Any = 0.0
+        while a < b:
+            i = int(a)
+            end = min(b, i + 1.0)
+            total = total + roots[i] * noise[i](a - i, end - i)
+            a = end
+        return total
+
+    def start(x: float) -> Tensor:
+        i = min(int(x), len(starts) - 1)
+        return starts[i] + (x - i) * dts[i]
+
+    def step(a: float, b: float, z: Tensor) -> Tensor:
+        t = start(a)
+        dt = start(b) - t
+        mean, scale = path.transition(t, dt, z)
+        eps = increment(a, b) / dt.sqrt()
         after = torch.addcmul(mean, scale, eps)
-        more = path.milstein(t[i] + a * dt[i], share * dt[i], z, scale)
+        more = path.milstein(t, dt, z, scale)
         return after if more is None else after + 0.5 * more * (eps.square() - 1)
 
     return step
 
 
+def _middle(a: float, b: float) -> float:
+    """A time of the grid, where there is one between; else halfway between two of them."""
+    return float((int(a) + int(b)) // 2) if b - a > 1 else 0.5 * (a + b)
+
+
 def adapt(
-    step: Callable[[int, float, float, State], State],
+    step: Callable[[float, float, State], State],
     state: State,
     refined: Refined,
     tol: tolerance,
     count: Callable[[], int],
-    at_grid: Callable[[State], None] = lambda state: None,
+    span: tuple[int, int],
+    solve: Solve | None = None,
 ) -> State:
-    """The state at the end of the grid, by bisection of its intervals.
+    """The state at the end of a span of the grid, by bisection: first at times of the grid, whose
+    noise is known, then between them.
 
-    :param step: From fraction a to fraction b of interval i, a state to the next.
+    :param step: From one place of the grid to another, a state to the next.
     :param count: How many evaluations there were so far.
-    :param at_grid: Called with the state at the end of every interval.
+    :param solve: Where to go on counting.
     """
     times = refined.path.times
-    lengths = times.diff(dim=-1) / (times[..., -1:] - times[..., :1])
-    shares = lengths.reshape(-1, lengths.shape[-1]).mean(0).tolist()
-    solve, level = Solve("path" if len(state) == 1 else "block"), 0
-    tol.solves.append(solve)
-    for i, share in enumerate(shares):
-        # Begin a level above where the last interval ended: not all over, nor too coarse for long.
-        level = min(max(0, level - 1), FIRST)
-        pieces: list[tuple[int, int, State | None]]
-        pieces = [(level, k, None) for k in reversed(range(2**level))]
-        while pieces:
-            level, k, known = pieces.pop()
-            a, b = k / 2**level, (k + 1) / 2**level
-            middle = 0.5 * (a + b)
-            where = _Where(times, i, a, b, state)
-            solve.evaluations = count()
-            if solve.evaluations >= tol.max_evaluations:
-                raise where.error(f"took {solve.evaluations} evaluations, the bound of {tol},")
-            if level >= DEEPEST:
-                raise where.error(f"does not meet {tol}: the step underflows,")
-            coarse = step(i, a, b, state) if known is None else known
-            halfway = step(i, a, middle, state)
-            fine = step(i, middle, b, halfway)
-            error = _error(coarse, fine, state, tol)
-            if error <= (share * (b - a)) ** 0.5:
-                state = fine
-                solve.steps += 2
-                solve.shortest = min(solve.shortest, where.length / 2)
-            else:
-                solve.rejected += 1
-                pieces += [(level + 1, 2 * k + 1, None), (level + 1, 2 * k, halfway)]
-        at_grid(state)
+    if solve is None:
+        solve = Solve("path" if len(state) == 1 else "block")
+        tol.solves.append(solve)
+    row = times.reshape(-1, times.shape[-1])[0].double()
+    whole = float(row[-1] - row[0])
+    pieces: list[tuple[float, float, State | None]] = [(float(span[0]), float(span[1]), None)]
+    while pieces:
+        a, b, known = pieces.pop()
+        middle = _middle(a, b)
+        start = float(time_at(row, a))
+        length = float(time_at(row, b)) - start
+        if length > 2.01 * solve.last and known is None:  # it would be rejected
+            pieces += [(middle, b, None), (a, middle, None)]
+            continue
+        solve.evaluations = count()
+        if solve.evaluations >= tol.max_evaluations:
+            what = f"took {solve.evaluations} evaluations, the bound of {tol},"
+            raise _error_at(what, start, length, state)
+        if b - a < DEEPEST:
+            raise _error_at(f"does not meet {tol}: the step underflows,", start, length, state)
+        coarse = step(a, b, state) if known is None else known
+        halfway = step(a, middle, state)
+        fine = step(middle, b, halfway)
+        if _error(coarse, fine, state, tol) <= (length / whole) ** 0.5:
+            state, solve.last = fine, length
+            solve.steps += 2
+            solve.shortest = min(solve.shortest, length / 2)
+        else:
+            solve.rejected += 1
+            pieces += [(middle, b, None), (a, middle, halfway)]
     solve.evaluations = count()
     return state
 
@@ -159,19 +186,10 @@ def _error(coarse: State, fine: State, before: State, tol: tolerance) -> float:
     return worst
 
 
-class _Where:
-    """The place of a step, for an error message."""
-
-    def __init__(self, times: Tensor, i: int, a: float, b: float, state: State) -> None:
-        row = times.reshape(-1, times.shape[-1])[0]
-        start, end = float(row[i]), float(row[i + 1])
-        self.t, self.length = start + a * (end - start), (b - a) * (end - start)
-        self.state = state
-
-    def error(self, what: str) -> SolutionError:
-        norms = ", ".join(f"{float(s.detach().abs().max()):.3g}" for s in self.state)
-        return SolutionError(
-            f"the solution {what} at t={self.t:g} with a step of {self.length:.3g}, where the "
-            f"largest entry of the state is {norms}: the equation blows up there or is stiff; "
-            "loosen the tolerance, raise max_evaluations, or bound the field"
-        )
+def _error_at(what: str, t: float, length: float, state: State) -> SolutionError:
+    norms = ", ".join(f"{float(s.detach().abs().max()):.3g}" for s in state)
+    return SolutionError(
+        f"the solution {what} at t={t:g} with a step of {length:.3g}, where the largest entry of "
+        f"the state is {norms}: the equation blows up there or is stiff; loosen the tolerance, "
+        "raise max_evaluations, or bound the field"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ class Solve:
     rejected: int = 0
     shortest: float = float("inf")
     """The shortest step."""
+    last: float = field(default=float("inf"), repr=False)
 
 
 class tolerance:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..distributions.refine import State, adapt, step_of
+from ..distributions.refine import State, adapt, step_of, time_at
 from ..distributions.tolerance import tolerance
 
 __all__ = ["integrate_adaptively"]
@@ -35,25 +35,26 @@ def integrate_adaptively(
     slopes: list[tuple[Tensor, Tensor]] = []
     calls = 0
 
-    def evaluate(i: int, at: float, h: Tensor, w: Tensor) -> Tensor:
+    def evaluate(at: float, h: Tensor, w: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        return field(times[i] + at * (times[i + 1] - times[i]), h, w.reshape(shape))
+        return field(time_at(times, at), h, w.reshape(shape))
 
-    def slope(i: int, at: float, h: Tensor, w: Tensor) -> Tensor:
+    def slope(at: float, h: Tensor, w: Tensor) -> Tensor:
         """At the start of a step, which its first half and its first quarter share."""
         for known, k in slopes:
             if known is h:
                 return k
-        slopes.append((h, evaluate(i, at, h, w)))
+        slopes.append((h, evaluate(at, h, w)))
         del slopes[:-3]
         return slopes[-1][1]
 
-    def step(i: int, a: float, b: float, state: State) -> State:
+    def step(a: float, b: float, state: State) -> State:
         w, h = state
-        dt = (b - a) * (times[i + 1] - times[i])
-        k = slope(i, a, h, w)
-        w_next = advance(i, a, b, w)
-        return w_next, h + 0.5 * dt * (k + evaluate(i, b, h + dt * k, w_next))
+        dt = time_at(times, b) - time_at(times, a)
+        k = slope(a, h, w)
+        w_next = advance(a, b, w)
+        return w_next, h + 0.5 * dt * (k + evaluate(b, h + dt * k, w_next))
 
-    return adapt(step, (refined.z0, h0), refined, tol, lambda: calls)[1]
+    span = (0, len(times) - 1)
+    return adapt(step, (refined.z0, h0), refined, tol, lambda: calls, span)[1]

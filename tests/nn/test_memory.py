@@ -119,6 +119,17 @@ def test_a_vectorised_prediction():
     assert (found - loop).abs().max() < 2  # other draws of the same function
 
 
+def test_steps_may_be_longer_than_the_grids():
+    """At a loose tolerance the whole depth is one step and its two halves."""
+    torch.manual_seed(0)
+    block = SDEBlock(nn.Linear(2, 2), steps=7, scale=0.3)
+    with torch.no_grad(), tolerance(rtol=1e3, atol=1e3) as solved:
+        trace = pyro.poutine.trace(block).get_trace(X)
+    assert [s.evaluations for s in solved.solves] == [3 * 7, 5]
+    assert solved.solves[1].steps == 2
+    assert trace.nodes["_RETURN"]["value"].shape == X.shape
+
+
 def test_the_field_is_what_is_counted():
     net, guide = build()
     calls = []
