@@ -162,3 +162,18 @@ def test_evidence_benchmark(capsys):
     gaps = ou_evidence.main(args)
     assert gaps["optimal control, 480 steps"][0] < 1 < gaps["AutoSDE, 12 steps, contraction"][0]
     assert "exact log evidence -8.7595" in capsys.readouterr().out
+
+
+def test_strong_orders_on_known_solutions(tmp_path):
+    """Every method, with the exact solution beside it; 200 paths blur a fitted order by 0.05."""
+    module = importlib.import_module("convergence")
+    orders = module.main(module.parse(["--digits", "1", "--out", str(tmp_path)]))
+    rough, smooth, sde = list(orders.values())[:3]
+    expected = {"euler": 1, "heun": 2, "midpoint": 2, "rk4": 4, "reversible_heun": 2}
+    assert set(rough) == set(smooth) == set(expected)
+    for method, order in expected.items():
+        assert abs(smooth[method] - order) < 0.1, method
+        # From 4 steps on the noise decides: order 1, which Euler reaches from below.
+        assert 0.75 < rough[method] < 1.25, method
+    assert 0.4 < sde["SDEPath"] < 0.8 and sde["SDEPath"] == pytest.approx(sde["torchsde, euler"])
+    assert 0.8 < sde["torchsde, milstein"] < 1.2 and sde["torchsde, srk"] > 1.3
