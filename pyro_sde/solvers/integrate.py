@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._errors import SolutionError
 from .._lean import Grads, Lean, Vjp, check_memory, run_leanly
-from .reversible import ReversibleHeun, reversible_heun
+from .reversible import ReversibleHeun, reversible_heun, states_of
 
 __all__ = ["METHODS", "evaluations", "integrate"]
 
@@ -177,7 +177,7 @@ def _say_where(field: Callable, h: Tensor, path: Tensor | None, times: Tensor, m
 
 def _split(path: Tensor | None, times: Tensor) -> tuple[Any, Any, Any]:
     # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
-    w: Any = [None] * len(times) if path is None else path.unbind(-2)
+    w = states_of([] if path is None else [path], len(times))
     return w, times.unbind(0), times.diff().unbind(0)
 
 
@@ -190,7 +190,7 @@ class _Steps(Lean):
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         h, *path = inputs
-        w = path[0].unbind(-2) if path else [None] * len(self.t)
+        w = states_of(path, len(self.t))
         states = []
         for i, dt in enumerate(self.dt):
             states.append(h)

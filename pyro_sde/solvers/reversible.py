@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._lean import Grads, Lean, Vjp
 
-__all__ = ["ReversibleHeun", "reversible_heun"]
+__all__ = ["ReversibleHeun", "reversible_heun", "states_of"]
 
 
 def reversible_heun(
@@ -49,6 +49,11 @@ def reversible_heun(
     return y, y_hat, f
 
 
+def states_of(path: Sequence[Tensor], n: int) -> Sequence[Any]:
+    """One entry for each of n times: the states of the one path there is, or None."""
+    return path[0].unbind(-2) if path else [None] * n
+
+
 class ReversibleHeun(Lean):
     """Its backward pass.
 
@@ -61,7 +66,7 @@ class ReversibleHeun(Lean):
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         h, *path = inputs
-        w = path[0].unbind(-2) if path else [None] * len(self.t)
+        w = states_of(path, len(self.t))
         points: list[Tensor] = []
         each = points.append if self.keep else (lambda y_hat: None)
         y, y_hat, _ = reversible_heun(self.field, h, w, self.t, self.dt, each)
