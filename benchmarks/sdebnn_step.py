@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from baselines.build import sde_bnn
 from common.images import Data, Images
 
+from pyro_sde import TraceSDE_ELBO
+
 SCALE = 0.1
 
 
@@ -103,28 +105,22 @@ def competitors(batch: int, steps: int) -> dict[str, Callable[[], Tensor]]:
     images = Images(x, torch.randint(0, 10, (batch,)))
     data = Data("MNIST", images, images, images)
     x, y, size = data.normalise(x), images.y, len(images)
-    models = {}
-    for estimator in ("kl", "full", "stl"):
-        pyro.clear_param_store()
-        torch.manual_seed(0)
-        models[estimator] = sde_bnn(data, estimator=estimator, steps=steps, scale=SCALE)
-    by_hand = ByHand(models["kl"], steps)
+    pyro.clear_param_store()
+    classifier = sde_bnn(data, steps=steps, scale=SCALE)
+    elbos = {e: TraceSDE_ELBO(path_estimator=e) for e in ("kl", "full", "stl")}
+    by_hand = ByHand(classifier, steps)
     path = by_hand.block.start.detach() + SCALE * torch.randn(steps, by_hand.block.dim)
     path.requires_grad_()
     with torch.no_grad():
         joint = Joint(by_hand, by_hand.stem(x).shape)
 
-    def ours(estimator: str) -> Callable[[], Tensor]:
-        def loss() -> Tensor:
-            pyro.clear_param_store()  # three guides of one name; the parameters stay
-            return models[estimator].loss(x, y)
-
-        return loss
+    def ours(elbo: TraceSDE_ELBO) -> Callable[[], Tensor]:
+        return lambda: elbo.differentiable_loss(classifier.model, classifier.guide, x, y) / size
 
     return {
         "bare loop, weights given": lambda: by_hand.given(x, y, path),
         "bare loop, SDE and KL by hand": lambda: by_hand.drawn(x, y, size),
-        **{f'pyro_sde, "{e}"': ours(e) for e in models},
+        **{f'pyro_sde, "{e}"': ours(elbo) for e, elbo in elbos.items()},
         "torchsde, joint state": lambda: joint(x, y, size),
     }
 

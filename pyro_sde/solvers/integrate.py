@@ -18,17 +18,17 @@ Step = Callable[[Callable, Tensor, Tensor, Tensor, Any, Any], Tensor]
 
 
 def _euler(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) -> Tensor:
-    return h + dt * f(t, h, w)
+    return torch.addcmul(h, dt, f(t, h, w))
 
 
 def _heun(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) -> Tensor:
     k = f(t, h, w)
-    return h + 0.5 * dt * (k + f(t + dt, h + dt * k, w_next))
+    return torch.addcmul(h, 0.5 * dt, k + f(t + dt, torch.addcmul(h, dt, k), w_next))
 
 
 def _midpoint(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) -> Tensor:
-    halfway = h + 0.5 * dt * f(t, h, w)
-    return h + dt * f(t + 0.5 * dt, halfway, _between(w, w_next))
+    halfway = torch.addcmul(h, 0.5 * dt, f(t, h, w))
+    return torch.addcmul(h, dt, f(t + 0.5 * dt, halfway, _between(w, w_next)))
 
 
 def _rk4(f: Callable, t: Tensor, dt: Tensor, h: Tensor, w: Any, w_next: Any) -> Tensor:
