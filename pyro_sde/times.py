@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["select", "time_grid"]
+__all__ = ["merged_grid", "select", "time_grid", "tolerance_of"]
 
 
-def _tolerance(times: Tensor) -> float:
+def tolerance_of(times: Tensor) -> float:
     """Times closer than this are one: a millionth of the span, or 8 units of rounding."""
     span = float(times.max() - times.min())
     return max(1e-6 * span, 8 * torch.finfo(times.dtype).eps * float(times.abs().max()))
@@ -48,25 +48,45 @@ def time_grid(
         raise ValueError("include must be finite: drop the missing observation times first")
     steps = math.ceil((end - start) / dt * (1 - 1e-9))
     grid = torch.linspace(start, end, steps + 1, dtype=torch.float64, device=wanted.device)
-    tol = _tolerance(grid.to(dtype))
+    tol = tolerance_of(grid.to(dtype))
     outside = wanted[(wanted < start - tol) | (wanted > end + tol)]
     if outside.numel():
         raise ValueError(
             f"include has {outside.numel()} times outside [{start:g}, {end:g}], the first "
             f"{outside[0].item():g}; widen the grid or drop them"
         )
-    wanted = _merge(wanted.sort().values, tol)
-    gap = (grid.unsqueeze(-1) - wanted.double()).abs()
-    free = gap.min(-1).values > tol if wanted.numel() else torch.ones_like(grid, dtype=torch.bool)
-    return torch.cat([grid[free].to(dtype), wanted]).sort().values
+    row = merged_grid(grid, wanted, tol)
+    return row[torch.isfinite(row)]
+
+
+def merged_grid(grid: Tensor, wanted: Tensor, tol: float) -> Tensor:
+    """Rows that hold ``wanted`` and what of ``grid`` is not within ``tol`` of it, then infinities.
+
+    :param grid: An increasing grid of shape ``(T,)``, finite.
+    :param wanted: Times of shape ``(..., n)`` in any order; infinite ones are left out.
+    :param tol: How close two times must be to be one.
+    :returns: Times of shape ``(..., T + n)``, in the dtype of ``wanted``.
+    """
+    wanted = _merge(wanted.sort(-1).values, tol).sort(-1).values
+    rows = grid.expand(wanted.shape[:-1] + grid.shape)
+    if wanted.shape[-1]:
+        apart, kept = rows.double().contiguous(), wanted.detach().double().contiguous()
+        after = torch.searchsorted(kept, apart).clamp(max=kept.shape[-1] - 1)
+        before = (after - 1).clamp(min=0)
+        near = [(kept.gather(-1, i) - apart).abs() <= tol for i in (before, after)]
+        rows = rows.masked_fill(near[0] | near[1], torch.inf)
+    return torch.cat([rows.to(wanted.dtype), wanted], -1).sort(-1).values
 
 
 def _merge(times: Tensor, tol: float) -> Tensor:
-    kept: list[int] = []
-    for i, t in enumerate(times.tolist()):
-        if not kept or t - times[kept[-1]].item() > tol:
-            kept.append(i)
-    return times[kept]
+    """Sorted times, all but the first of those within ``tol`` of it replaced by infinity."""
+    kept = times.new_full(times.shape[:-1], -torch.inf)
+    columns = []
+    for t in times.unbind(-1):
+        fresh = t - kept > tol
+        kept = torch.where(fresh, t, kept)
+        columns.append(t.masked_fill(~fresh, torch.inf))
+    return torch.stack(columns, -1) if columns else times
 
 
 def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = None) -> Tensor:
@@ -114,7 +134,7 @@ def _locate(times: Tensor, at: Tensor) -> Tensor:
     right = torch.searchsorted(times, at).clamp(1, times.shape[-1] - 1)
     after, before = times.gather(-1, right), times.gather(-1, right - 1)
     index = torch.where((at - before).abs() <= (after - at).abs(), right - 1, right)
-    off = ~((times.gather(-1, index) - at).abs() <= _tolerance(times))
+    off = ~((times.gather(-1, index) - at).abs() <= tolerance_of(times))
     if bool(off.any()):
         raise ValueError(
             f"at has {int(off.sum())} times that are not on the grid, the first "

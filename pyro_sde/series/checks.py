@@ -1,0 +1,140 @@
+"""Refusing series that cannot be what was meant, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..times import tolerance_of
+
+__all__ = [
+    "check_finite",
+    "check_series",
+    "check_times",
+    "check_values",
+    "check_within",
+    "observed_rows",
+]
+
+
+def check_series(
+    times: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    start: float | None = None,
+    end: float | None = None,
+    names: Sequence | None = None,
+) -> None:
+    """Raise a ValueError that names the series where the data cannot be what was meant.
+
+    That is: times that are not finite, not in order, repeated or outside of ``[start, end]``, a
+    value that is not finite, and a series without any observation. Rows that are masked as a
+    whole are padding: they are not looked at, nor are masked values.
+
+    :param times: Times of shape ``(S, n)``.
+    :param values: Values of shape ``(S, n, D)``.
+    :param mask: True where a value was observed, of shape ``(S, n, D)`` or ``(S, n)``.
+    :param start: The earliest time allowed.
+    :param end: The latest time allowed.
+    :param names: What to call each series in errors, its number unless given.
+    """
+    rows = observed_rows(times, mask)
+    if values.dim() != 3 or values.shape[:2] != times.shape:
+        raise ValueError(
+            f"values must have shape (S, n, D) with the (S, n) of times, {tuple(times.shape)}: "
+            f"found {tuple(values.shape)}"
+        )
+    mask = mask if mask.dim() == 3 else mask.unsqueeze(-1)
+    if mask.shape[-1] not in (1, values.shape[-1]):
+        raise ValueError(
+            f"mask has {mask.shape[-1]} entries a row, values {values.shape[-1]}: pass one mask "
+            "for each value, or one of shape (S, n)"
+        )
+    check_times(times, rows, start, end, names)
+    check_values(values, mask.expand_as(values), names)
+
+
+def observed_rows(times: Tensor, mask: Tensor) -> Tensor:
+    """Where anything was observed, of shape ``(S, n)``."""
+    if times.dim() != 2 or not times.is_floating_point():
+        raise ValueError(
+            "times must be floating point of shape (S, n), a row for each series: found "
+            f"{times.dtype} of shape {tuple(times.shape)}"
+        )
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be boolean, True where observed: found {mask.dtype}")
+    if mask.dim() not in (2, 3) or mask.shape[:2] != times.shape:
+        raise ValueError(
+            "mask must have shape (S, n) or (S, n, D) with the (S, n) of times, "
+            f"{tuple(times.shape)}: found {tuple(mask.shape)}"
+        )
+    return mask if mask.dim() == 2 else mask.any(-1)
+
+
+def check_times(
+    times: Tensor, rows: Tensor, start: float | None, end: float | None, names: Sequence | None
+) -> None:
+    check_finite(times, rows, names)
+    # Where times increase, the latest so far is the one before, masked rows left out.
+    latest = times.masked_fill(~rows, -torch.inf).cummax(-1).values[:, :-1]
+    late = rows[:, 1:] & (times[:, 1:] <= latest)
+    if bool(late.any()):
+        who, (s, i) = _first(late, names)
+        t, before = times[s, i + 1].item(), latest[s, i].item()
+        if t == before:
+            raise ValueError(
+                f"{who} has the time {t:.9g} twice: keep one of the rows, or, if they "
+                f"differ, pass a finer dtype than {times.dtype}"
+            )
+        raise ValueError(
+            f"{who}: times must increase, but times[{i + 1}]={t:.9g} follows {before:.9g}; sort "
+            "the rows of each series by time"
+        )
+    if (start is None and end is None) or not bool(rows.any()):
+        return
+    seen = times[rows]
+    start = seen.min().item() if start is None else float(start)
+    end = seen.max().item() if end is None else float(end)
+    check_within(times, rows, start, end, tolerance_of(times.new_tensor([start, end])), names)
+
+
+def check_finite(times: Tensor, rows: Tensor, names: Sequence | None) -> None:
+    bad = rows & ~torch.isfinite(times)
+    if bool(bad.any()):
+        who, (s, i) = _first(bad, names)
+        raise ValueError(f"{who}: times[{i}] is {times[s, i].item()}; drop rows without a time")
+
+
+def check_within(
+    times: Tensor, rows: Tensor, start: float, end: float, tol: float, names: Sequence | None
+) -> None:
+    bad = rows & ((times < start - tol) | (times > end + tol))
+    if bool(bad.any()):
+        who, (s, i) = _first(bad, names)
+        raise ValueError(
+            f"{who}: times[{i}]={times[s, i].item():.9g} is outside [{start:.9g}, {end:.9g}]; "
+            "widen start and end, or mask the row"
+        )
+
+
+def check_values(values: Tensor, mask: Tensor, names: Sequence | None) -> None:
+    missing = ~mask.flatten(1).any(-1)
+    if bool(missing.any()):
+        who, _ = _first(missing, names)
+        raise ValueError(f"{who} has no observed value: drop it")
+    bad = mask & ~torch.isfinite(values)
+    if bool(bad.any()):
+        who, (s, i, d) = _first(bad, names)
+        raise ValueError(
+            f"{who}: values[{i}, {d}] is {values[s, i, d].item()}; mask it if it was not measured"
+        )
+
+
+def _first(bad: Tensor, names: Sequence | None) -> tuple[str, list[int]]:
+    """The series with the first of the bad entries, and where in it."""
+    place = bad.nonzero()[0].tolist()
+    more = int(bad.flatten(1).any(-1).sum() if bad.dim() > 1 else bad.sum()) - 1
+    name = place[0] if names is None else repr(names[place[0]])
+    return f"series {name}" + (f" (and {more} more)" if more else ""), place

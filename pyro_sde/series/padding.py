@@ -1,0 +1,169 @@
+"""Series of different lengths as tensors of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .checks import check_times, check_values
+
+__all__ = ["Series", "pad_series"]
+
+
+class Series(NamedTuple):
+    """S series of at most n observations of D numbers, shorter ones padded."""
+
+    times: Tensor
+    """Times of shape ``(S, n)``; the padding repeats the last one."""
+    values: Tensor
+    """Values of shape ``(S, n, D)``, 0 where nothing was observed."""
+    mask: Tensor
+    """True where a value was observed, of shape ``(S, n, D)``."""
+
+    def rows(self, index: Any) -> Series:
+        """Some of the series, such as the mini-batch that a subsampling plate chose.
+
+        :param index: Numbers of series, a slice or a boolean mask.
+        """
+        return Series(*(part[index] for part in self))
+
+
+def pad_series(
+    data: Any,
+    *,
+    series: str | None = None,
+    time: str | None = None,
+    values: str | Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Series:
+    """Series of different lengths as three tensors; missing values (NaN, None) are masked.
+
+    A row without any value is kept, masked: :func:`series_grid` has its time on the grid, which
+    is how to ask for a prediction there. The times of a series must increase.
+
+    Example::
+
+        >>> batch = pad_series([([0.0, 0.5, 2.0], [1.0, float("nan"), 3.0]), ([1.0], [4.0])])
+        >>> batch.times.tolist()
+        [[0.0, 0.5, 2.0], [1.0, 1.0, 1.0]]
+        >>> batch.mask[..., 0].tolist()
+        [[True, False, True], [True, False, False]]
+        >>> table = {"who": ["b", "a", "b"], "day": [0, 0, 3], "weight": [1.0, 2.0, 3.0]}
+        >>> pad_series(table, series="who", time="day", values="weight").values[..., 0].tolist()
+        [[1.0, 3.0], [2.0, 0.0]]
+
+    :param data: A list of ``(times, values)`` of shapes ``(n,)`` and ``(n,)`` or ``(n, D)``; or a
+        long table, a row for each observation: a pandas DataFrame or anything else that gives a
+        column as ``data[name]``. Its series are numbered in the order in which they first appear,
+        that of ``table[series].unique()``.
+    :param series: The column that says which series a row belongs to.
+    :param time: The column of times, as numbers.
+    :param values: The column of values, or a list of D columns.
+    :param dtype: That of the times and values; torch's default dtype unless given.
+    """
+    dtype = dtype or torch.get_default_dtype()
+    names: list | None = None
+    if series is None and time is None and values is None:
+        t, y, lengths = _from_pairs(data, dtype)
+    elif series is None or time is None or values is None:
+        raise ValueError(
+            "a table needs all of series=, time= and values=: found "
+            f"series={series!r}, time={time!r}, values={values!r}"
+        )
+    else:
+        t, y, lengths, names = _from_table(data, series, time, values, dtype)
+    lengths = lengths.to(y.device)
+    place = torch.arange(int(lengths.max()), device=y.device)
+    row = lengths.cumsum(0).unsqueeze(-1) - lengths.unsqueeze(-1)
+    index = row + torch.minimum(place, lengths.unsqueeze(-1) - 1)
+    present = place < lengths.unsqueeze(-1)
+    times = t.to(y.device)[index]
+    mask = present.unsqueeze(-1) & ~y[index].isnan()
+    padded = y[index].masked_fill(~mask, 0.0)
+    check_times(times, present, None, None, names)
+    check_values(padded, mask, names)
+    return Series(times, padded, mask)
+
+
+def _from_pairs(data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    if hasattr(data, "columns"):
+        raise ValueError(
+            f"data is a table with columns {list(data.columns)}: name those of the series, the "
+            "time and the values by series=, time= and values="
+        )
+    times: list[Tensor] = []
+    values: list[Tensor] = []
+    for i, pair in enumerate(data):
+        if len(pair) != 2:
+            raise ValueError(f"series {i} must be a pair (times, values): found {len(pair)} parts")
+        t = _numbers(pair[0], f"series {i}: times", dtype)
+        y = _numbers(pair[1], f"series {i}: values", dtype)
+        y = y.unsqueeze(-1) if y.dim() == 1 else y
+        if t.dim() != 1 or y.dim() != 2 or len(t) != len(y):
+            raise ValueError(
+                f"series {i}: times must have shape (n,), values (n,) or (n, D): found "
+                f"{tuple(t.shape)} and {tuple(y.shape)}"
+            )
+        if not len(t):
+            raise ValueError(f"series {i} is empty: drop it")
+        if values and y.shape[-1] != values[0].shape[-1]:
+            raise ValueError(
+                f"series {i} has {y.shape[-1]} values a row, series 0 has {values[0].shape[-1]}: "
+                "all need the same; put NaN for what was not measured"
+            )
+        times.append(t)
+        values.append(y)
+    if not times:
+        raise ValueError("data has no series: pass at least one")
+    return torch.cat(times), torch.cat(values), torch.tensor([len(t) for t in times])
+
+
+def _from_table(
+    table: Any, series: str, time: str, values: str | Sequence[str], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, list]:
+    values = [values] if isinstance(values, str) else list(values)
+    if not values:
+        raise ValueError("values is empty: name at least one column")
+    columns = {}
+    for name in (series, time, *values):
+        try:
+            columns[name] = table[name]
+        except (KeyError, IndexError, TypeError) as e:
+            found = list(getattr(table, "columns", table))
+            raise ValueError(f"data has no column {name!r}: found {found}") from e
+    number: dict = {}
+    labels = np.asarray(columns[series], dtype=object).tolist()
+    if not labels:
+        raise ValueError("data has no rows: pass at least one series")
+    codes = np.array([number.setdefault(label, len(number)) for label in labels])
+    nameless = [k for k in number if not isinstance(k, str) and str(k) in _MISSING]
+    if nameless:
+        count = np.isin(codes, [number[k] for k in nameless]).sum()
+        raise ValueError(f"column {series!r} is missing in {count} rows: drop them, or fill it in")
+    order = torch.from_numpy(codes.argsort(kind="stable"))
+    t = _numbers(columns[time], f"column {time!r}", dtype)
+    y = torch.stack([_numbers(columns[v], f"column {v!r}", dtype) for v in values], -1)
+    return t[order], y[order], torch.from_numpy(np.bincount(codes)), list(number)
+
+
+_MISSING = ("nan", "None", "<NA>", "NaT")
+
+
+def _numbers(data: Any, what: str, dtype: torch.dtype) -> Tensor:
+    if isinstance(data, Tensor):
+        return data.detach().to(dtype)
+    array = np.asarray(data)
+    if array.dtype.kind in "mM":
+        raise ValueError(
+            f"{what} must be numbers: found {array.dtype}; subtract a first date and divide by a "
+            "unit, as in (dates - dates.min()) / numpy.timedelta64(1, 'D')"
+        )
+    try:
+        # A second look at the data itself: a column with gaps knows how to become NaN.
+        return torch.from_numpy(np.array(data, dtype=np.float64)).to(dtype)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{what} must be numbers: {e}") from e
