@@ -2,25 +2,32 @@
 
 from . import diagnostics, distributions, guides, infer, nn, solvers
 from .distributions import tolerance
-from .guides import AutoSDE, MLPControl
-from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, girsanov
-from .series import Series, check_series, pad_series, series_grid
+from .forecasting import Forecast, forecast
+from .guides import AutoSDE, GRUEncoder, MLPControl
+from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, anneal_kl, girsanov, kl_weight
+from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoSDE",
+    "Forecast",
+    "GRUEncoder",
     "MLPControl",
     "Series",
     "TraceMeanFieldSDE_ELBO",
     "TraceSDE_ELBO",
+    "anneal_kl",
     "check_series",
     "diagnostics",
     "distributions",
+    "fill_missing",
+    "forecast",
     "girsanov",
     "guides",
     "infer",
+    "kl_weight",
     "nn",
     "pad_series",
     "select",

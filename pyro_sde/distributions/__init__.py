@@ -2,6 +2,7 @@
 
 from .brownian import BrownianMotion, GeometricBrownianMotion
 from .controlled import ControlledPath
+from .ode import ODEPath
 from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
 from .sde import SDEPath
@@ -11,6 +12,7 @@ __all__ = [
     "BrownianMotion",
     "ControlledPath",
     "GeometricBrownianMotion",
+    "ODEPath",
     "OrnsteinUhlenbeck",
     "PathDistribution",
     "SDEPath",

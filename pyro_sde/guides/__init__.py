@@ -2,5 +2,6 @@
 
 from .auto_sde import AutoSDE
 from .controls import MLPControl
+from .encoders import GRUEncoder, SummaryEncoder
 
-__all__ = ["AutoSDE", "MLPControl"]
+__all__ = ["AutoSDE", "GRUEncoder", "MLPControl", "SummaryEncoder"]

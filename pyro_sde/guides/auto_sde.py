@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -16,11 +16,15 @@ from pyro.infer.autoguide.effect import AutoMessenger
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn.module import PyroModule, pyro_method
 from pyro.poutine import Trace
-from pyro.poutine.util import prune_subsample_sites, site_is_subsample
-from torch import Tensor
+from pyro.poutine.util import is_validation_enabled, prune_subsample_sites, site_is_subsample
+from torch import Tensor, nn
 
+from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
+from ..series import check_series
+from .amortisation import default_observations, read, rows_of_batch, serves
 from .controls import MLPControl
+from .encoders import Encoding, Observations, as_observations
 from .ownership import claim_parameters
 from .path_posterior import PathPosterior
 from .visibility import Rehearsal, Veil, is_recorded
@@ -56,6 +60,13 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
     :param rest: The autoguide class of all other latents.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
+    :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
+        series is computed from its observations, so that series never seen have one too. Its
+        paths are one batch along the plate of dim -1, the series.
+    :param observations: What the encoder reads: a function of the model's arguments that returns
+        times ``(series, n)``, values ``(series, n, obs_dim)`` and a mask ``(series, n)`` or of the
+        shape of the values; by default the arguments of those names. NaN is missing. With a plate
+        that subsamples, either all series or those of the mini-batch.
     """
 
     def __init__(
@@ -67,8 +78,16 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         rest: Callable[..., Any] | None = AutoNormal,
         name: str = "AutoSDE",
         amortized_plates: tuple[str, ...] = (),
+        encoder: nn.Module | None = None,
+        observations: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(model, amortized_plates=amortized_plates)
+        if observations is not None and encoder is None:
+            raise ValueError("observations are what an encoder reads: give AutoSDE an encoder too")
+        self.encoder: Any = encoder
+        self._observations = observations
+        self._encoding: Encoding | None = None
+        self._given: Observations | None = None
         self._pyro_name = name
         self._control, self._rest_class = control, rest
         self.contraction = bool(contraction)
@@ -87,11 +106,16 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
 
     def __getstate__(self) -> dict:
         state = PyroModule.__getstate__(self)
-        return {k: v for k, v in state.items() if k not in ("trace", "_rest_trace")}
+        return {
+            k: v
+            for k, v in state.items()
+            if k not in ("trace", "_rest_trace", "_encoding", "_given")
+        }
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self.trace, self._rest_trace = Trace(), None
+        self._encoding = self._given = None
 
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
         """Build every parameter, from one run of the model on the given arguments.
@@ -112,6 +136,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             }
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
+            self._set_up_encoder(args, kwargs, latents, paths)
             self.paths = PyroModule()
             for name, wrapped in paths.items():
                 deep_setattr(self.paths, name, self._posterior(name, wrapped, latents[name]))
@@ -137,6 +162,28 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             if unknown:
                 raise ValueError(f"control names {unknown}, but the path sites are {sorted(paths)}")
 
+    def _set_up_encoder(
+        self, args: tuple, kwargs: dict, latents: dict[str, Any], paths: dict[str, WrappedPath]
+    ) -> None:
+        self._amortised: frozenset[str] = frozenset()
+        if self.encoder is None:
+            return
+        observations = self._read(args, kwargs)
+        size = len(observations.times)
+        self._amortised = frozenset(
+            name
+            for name, w in paths.items()
+            if serves(w.path, size, _last_plate(latents[name]["cond_indep_stack"]))
+        )
+        if not self._amortised:
+            shapes = {name: tuple(w.path.batch_shape) for name, w in paths.items()}
+            raise ValueError(
+                f"{size} series were observed, but no path has as many elements along the plate "
+                f"of dim -1: batch shapes {shapes}"
+            )
+        self.encoder.to(next(iter(latents.values()))["value"])
+        self.encoder.take_units(observations)
+
     def _posterior(self, name: str, wrapped: WrappedPath, site: Any) -> PathPosterior:
         shape = list(wrapped.path.batch_shape)
         for frame in site["cond_indep_stack"]:
@@ -151,7 +198,13 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
         start = site["infer"].get("start")
         return PathPosterior(
-            wrapped, torch.Size(shape), control, self.contraction, site["value"], start
+            wrapped,
+            torch.Size(shape),
+            control,
+            self.contraction,
+            site["value"],
+            start,
+            self.encoder if name in self._amortised else None,
         )
 
     @pyro_method
@@ -165,6 +218,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         self.setup(*args, **kwargs)
         claim_parameters(self)
         self.trace, self._rest_trace = Trace(), None  # the last draw, before there is another
+        self._encoding = None
         rest = getattr(self, "rest", None)
         if rest is not None:
             with Rehearsal():
@@ -198,7 +252,38 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
                 f"site {name!r} was a path when the guide was set up, now it is a "
                 f"{type(prior).__name__}"
             )
-        return wrapped.rewrap(attrgetter(name)(self.paths)(wrapped.path))
+        posterior = attrgetter(name)(self.paths)
+        until = None
+        if self._given is not None:
+            end = self._given.last()
+            until = end if wrapped.path.batch_shape else end.squeeze(0)
+        encoding = self._encode(wrapped.path) if name in self._amortised else None
+        return wrapped.rewrap(posterior(wrapped.path, encoding, until))
+
+    def _read(self, args: tuple, kwargs: dict) -> Observations:
+        return read(self._observations or default_observations(self.model), args, kwargs)
+
+    def _encode(self, path: PathDistribution) -> Encoding:
+        if self._encoding is None:
+            observations = self._given
+            if observations is None:
+                observations = self._read(*self.args_kwargs)
+            observations = rows_of_batch(observations, path)
+            if is_validation_enabled():
+                times = path.times
+                check_series(*observations, start=float(times.min()), end=float(times.max()))
+            self._encoding = self.encoder(*observations)
+        return self._encoding
+
+    @contextmanager
+    def given(self, observations: tuple) -> Iterator[None]:
+        """Inside, the posterior is that given these observations (times, values, mask), whatever
+        the guide is called with, and after the last of them the prior takes over."""
+        self._given = as_observations(*observations)
+        try:
+            yield
+        finally:
+            self._given = None
 
     def get_traces(self) -> tuple[Trace, Trace]:
         model_trace, guide_trace = prune_subsample_sites(self.trace), Trace()
@@ -244,6 +329,10 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
     ) -> dict[str, Tensor]:
         """Posterior medians of each latent, by sampling; of a path, at each time."""
         return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
+
+
+def _last_plate(frames: Any) -> Any:
+    return next((frame for frame in frames if frame.dim == -1), None)
 
 
 def _hide_all_but(names: frozenset[str], msg: Any) -> bool:

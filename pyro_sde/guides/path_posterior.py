@@ -12,8 +12,9 @@ from pyro.nn.module import PyroModule, PyroParam
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ..distributions import ControlledPath, PathDistribution
+from ..distributions import ControlledPath, ODEPath, PathDistribution
 from ..distributions.wrapping import WrappedPath
+from .encoders import Encoding
 
 __all__ = ["PathPosterior"]
 
@@ -30,6 +31,8 @@ class PathPosterior(PyroModule):
     :param like: A tensor of the dtype and device to use.
     :param start: Mean and standard deviation that the law of the start has before training; by
         default the prior's.
+    :param encoder: What tells the control about each series, and gives the law of its start, in
+        the place of embeddings.
     """
 
     embedding: Any
@@ -44,11 +47,13 @@ class PathPosterior(PyroModule):
         contraction: bool,
         like: Tensor,
         start: tuple[Tensor, Tensor] | None = None,
+        encoder: Any = None,
     ) -> None:
         super().__init__()
         path = wrapped.path
         self.dim, self.contraction = path.event_shape[-1], contraction
-        self.has_embedding = _is_factory(control) and shape.numel() > 1
+        self.is_amortised = encoder is not None
+        self.has_embedding = _is_factory(control) and shape.numel() > 1 and not self.is_amortised
         self.has_start = not isinstance(path.initial, Tensor)
 
         def local(size: int) -> PyroParam:
@@ -59,20 +64,35 @@ class PathPosterior(PyroModule):
             times = path.times
             if times.dim() > 1:  # every series has a grid of its own: spread one over them all
                 times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
-            context = EMBEDDING if self.has_embedding else 0
+            context = encoder.context if encoder is not None else EMBEDDING * self.has_embedding
             control = control(self.dim, times=times, context=context, contraction=contraction)
             control = control.to(dtype=like.dtype, device=like.device)
-        self.control = control
+        if not isinstance(path, ODEPath):
+            self.control = control
         if self.has_embedding:
             self.embedding = local(EMBEDDING)
-        if self.has_start:
+        if self.has_start and encoder is not None:
+            self.head = nn.Linear(encoder.hidden, 2 * self.dim).to(like)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+        elif self.has_start:
             self.shift, self.log_scale = local(self.dim), local(self.dim)
             if start is not None and not isinstance(path.initial, Tensor):
                 loc, scale = _location_and_scale(path.initial, self.shift)
                 self.shift = self.shift + (start[0] - loc) / scale
                 self.log_scale = self.log_scale + (start[1] / scale).log()
 
-    def forward(self, prior: PathDistribution) -> ControlledPath:
+    def forward(
+        self,
+        prior: PathDistribution,
+        encoding: Encoding | None = None,
+        until: Tensor | None = None,
+    ) -> PathDistribution:
+        """The posterior of a path with the law ``prior``.
+
+        :param encoding: What the encoder knows of the series of its batch.
+        :param until: After this time, one for each series or for all, the prior takes over.
+        """
         if prior.event_shape[-1] != self.dim:
             raise ValueError(
                 f"a path was in R^{self.dim} when the guide was set up, now it is in "
@@ -80,31 +100,66 @@ class PathPosterior(PyroModule):
                 "state's: give a latent parameter one of its own, x.unsqueeze(-1), before "
                 "particles or plates put a batch there"
             )
+        initial = self._start(prior, encoding)
+        if isinstance(prior, ODEPath):
+            return prior.starting_at(initial)
         control = self.control
-        if self.has_embedding:
-            control = _WithContext(control, self.embedding)
-        return ControlledPath(prior, control, self._start(prior.initial), self.contraction)
+        if encoding is not None:
+            control = _WithContext(control, _of_batch(encoding.context, prior))
+        elif self.has_embedding:
+            embedding = self.embedding
+            control = _WithContext(control, lambda t: embedding)
+        if until is not None:
+            control = _Until(control, until)
+        return ControlledPath(prior, control, initial, self.contraction)
 
-    def _start(self, prior: Tensor | Distribution) -> Tensor | Distribution:
+    def _start(self, prior: PathDistribution, encoding: Encoding | None) -> Tensor | Distribution:
         """A Normal measured in units of the prior's start, as the control is in its noise."""
-        if isinstance(prior, Tensor) or not self.has_start:
-            return prior
-        shift, log_scale = self.shift, self.log_scale
-        loc, scale = _location_and_scale(prior, shift)
+        if isinstance(prior.initial, Tensor) or not self.has_start:
+            return prior.initial
+        if encoding is not None:
+            t_0 = prior.times[..., 0]
+            known = _of_batch(encoding.start, prior)(t_0.unsqueeze(-1))
+            shift, log_scale = self.head(known).chunk(2, -1)
+        else:
+            shift, log_scale = self.shift, self.log_scale
+        loc, scale = _location_and_scale(prior.initial, shift)
         return Normal(loc + scale * shift, scale * log_scale.exp()).to_event(1)
+
+
+def _of_batch(f: Callable[[Tensor], Tensor], prior: PathDistribution) -> Callable[[Tensor], Tensor]:
+    """What an encoding says at times of shape (..., 1), for the batch of ``prior``."""
+    if prior.batch_shape:
+        return lambda t: f(t.squeeze(-1))
+    return lambda t: f(t).squeeze(-2)  # one series alone, outside of any plate
 
 
 class _WithContext:
     """A control with its context, as the control of (t, z) that a path wants."""
 
-    def __init__(self, control: Any, context: Tensor) -> None:
+    def __init__(self, control: Any, context: Callable[[Tensor], Tensor]) -> None:
         self.control, self.context = control, context
 
     def __call__(self, t: Tensor, z: Tensor) -> Any:
-        return self.control(t, z, self.context)
+        return self.control(t, z, self.context(t))
 
-    def on_grid(self, t: Tensor) -> Callable[[int, Tensor], Any]:
-        return self.control.on_grid(t, self.context)
+    @property
+    def on_grid(self) -> Any:
+        prepare = self.control.on_grid
+        return lambda t: prepare(t, self.context(t))
+
+
+class _Until:
+    """A control that ends: from the time ``end`` on the process is the prior again."""
+
+    def __init__(self, control: Any, end: Tensor) -> None:
+        self.control, self.end = control, end.unsqueeze(-1)
+
+    def __call__(self, t: Tensor, z: Tensor) -> Any:
+        out, goes_on = self.control(t, z), t < self.end
+        if isinstance(out, tuple):
+            return tuple(torch.where(goes_on, x, 0.0) for x in out)
+        return torch.where(goes_on, out, 0.0)
 
 
 def _is_factory(control: Any) -> bool:

@@ -1,6 +1,14 @@
 """Inference for path sites: Girsanov's terms and the ELBOs built on them."""
 
+from .annealing import anneal_kl, kl_weight
 from .elbo import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO
 from .girsanov import GirsanovTerms, girsanov
 
-__all__ = ["GirsanovTerms", "TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO", "girsanov"]
+__all__ = [
+    "GirsanovTerms",
+    "TraceMeanFieldSDE_ELBO",
+    "TraceSDE_ELBO",
+    "anneal_kl",
+    "girsanov",
+    "kl_weight",
+]

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..distributions import ratio
 from ..distributions.controlled import ControlledPath
 from ..distributions.lean import LeanDraw, LeanTerms, terms_of
+from ..distributions.ode import ODEPath
 from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
 
@@ -113,9 +114,24 @@ def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps | 
     shape = broadcast_shapes(value.shape[:-2], q.batch_shape, p.batch_shape)
     if shape != value.shape[:-2]:
         value = value.expand(shape + value.shape[-2:])
+    if isinstance(q, ODEPath) or isinstance(p, ODEPath):
+        return _compare_flows(q, p, value)
     if isinstance(q, ControlledPath) and q.prior.is_same_process(p):
         return _compare_control(q, value)
     return _compare_transitions(q, p, value)
+
+
+def _compare_flows(q: PathDistribution, p: PathDistribution, value: Tensor) -> LeanSteps:
+    """Without noise all that can differ is the start."""
+    if not isinstance(q, ODEPath) or not isinstance(p, ODEPath):
+        raise ValueError(
+            "one of the guide's path and the model's is an ODEPath, without noise, and the other "
+            "is not: the KL is infinite. Give both the same kind"
+        )
+    if not q.is_same_process(p):
+        p.check_solution(value)
+    zero = value.new_zeros(value.shape[:-2])
+    return LeanSteps(LeanTerms(zero, zero, zero))
 
 
 def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:

@@ -2,6 +2,6 @@
 
 from .checks import check_series
 from .grid import series_grid
-from .padding import Series, pad_series
+from .padding import Series, fill_missing, pad_series
 
-__all__ = ["Series", "check_series", "pad_series", "series_grid"]
+__all__ = ["Series", "check_series", "fill_missing", "pad_series", "series_grid"]

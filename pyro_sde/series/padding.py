@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .checks import check_times, check_values
 
-__all__ = ["Series", "pad_series"]
+__all__ = ["Series", "fill_missing", "pad_series"]
 
 
 class Series(NamedTuple):
@@ -20,7 +20,8 @@ class Series(NamedTuple):
     times: Tensor
     """Times of shape ``(S, n)``; the padding repeats the last one."""
     values: Tensor
-    """Values of shape ``(S, n, D)``, 0 where nothing was observed."""
+    """Values of shape ``(S, n, D)``, where nothing was observed one that was: any likelihood
+    can be evaluated there, before the mask removes it."""
     mask: Tensor
     """True where a value was observed, of shape ``(S, n, D)``."""
 
@@ -53,8 +54,8 @@ def pad_series(
         >>> batch.mask[..., 0].tolist()
         [[True, False, True], [True, False, False]]
         >>> table = {"who": ["b", "a", "b"], "day": [0, 0, 3], "weight": [1.0, 2.0, 3.0]}
-        >>> pad_series(table, series="who", time="day", values="weight").values[..., 0].tolist()
-        [[1.0, 3.0], [2.0, 0.0]]
+        >>> pad_series(table, series="who", time="day", values="weight").times.tolist()
+        [[0.0, 3.0], [0.0, 0.0]]
 
     :param data: A list of ``(times, values)`` of shapes ``(n,)`` and ``(n,)`` or ``(n, D)``; or a
         long table, a row for each observation: a pandas DataFrame or anything else that gives a
@@ -83,10 +84,36 @@ def pad_series(
     present = place < lengths.unsqueeze(-1)
     times = t.to(y.device)[index]
     mask = present.unsqueeze(-1) & ~y[index].isnan()
-    padded = y[index].masked_fill(~mask, 0.0)
+    padded = y[index]
     check_times(times, present, None, None, names)
     check_values(padded, mask, names)
-    return Series(times, padded, mask)
+    return Series(times, *fill_missing(padded, mask))
+
+
+def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
+    """Values that any likelihood can be evaluated at, and where they were observed.
+
+    A NaN in the place of a value that a mask removes would still be a NaN in the gradient. So
+    what is missing (NaN, or masked) becomes one of the values that were observed, of the same
+    support. In a model::
+
+        values, mask = fill_missing(values, mask)
+        pyro.sample("y", dist.Normal(mean, 0.1).mask(mask).to_event(2), obs=values)
+
+    :param values: Values of shape ``(..., n, D)``; or None, which stays None, as does the mask.
+    :param mask: True where a value was observed, of shape ``(..., n, D)`` or ``(..., n)``.
+    :returns: Values without NaN, and a mask of their shape.
+    """
+    if values is None:
+        return None, mask
+    seen = ~values.isnan()
+    if mask is not None:
+        mask = mask.to(torch.bool)
+        seen = seen & (mask if mask.dim() == values.dim() else mask.unsqueeze(-1))
+    some = values[seen][:1]
+    if not some.numel():
+        raise ValueError("values has no observed entry: drop the series without any")
+    return torch.where(seen, values, some), seen
 
 
 def _from_pairs(data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

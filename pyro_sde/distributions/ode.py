@@ -1,0 +1,111 @@
+"""The limit without noise: a path that is random in its start alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from .guard import scoring_is_deferred
+from .path import PathDistribution
+from .tolerance import current_tolerance
+from .util import broadcast_shapes, check_shape
+
+__all__ = ["ODEPath"]
+
+
+class ODEPath(PathDistribution):
+    r"""The solution of :math:`dz = f(t, z)\,dt` from a random start: the limit of
+    :class:`SDEPath` as its diffusion goes to zero, and the latent ODE where that is compared.
+
+    The posterior of such a path differs from the prior in the law of the start alone, and so does
+    the KL. Its density is with respect to the start; a path that is no solution has none.
+
+    Example::
+
+        >>> import torch
+        >>> times = torch.linspace(0.0, 1.0, 11)
+        >>> start = torch.distributions.Normal(torch.zeros(2), 1.0)
+        >>> start = torch.distributions.Independent(start, 1)
+        >>> ODEPath(lambda t, z: -z, start, times).sample((5,)).shape
+        torch.Size([5, 11, 2])
+
+    :param drift: f, any callable of ``(t, z)``, returning the shape of ``z``.
+    :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
+    :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    :param method: ``"midpoint"``, of second order; or ``"euler"``.
+    """
+
+    def __init__(
+        self,
+        drift: Callable[[Tensor, Tensor], Tensor | float],
+        initial: Tensor | float | Distribution,
+        times: Tensor,
+        method: str = "midpoint",
+        validate_args: bool | None = None,
+    ) -> None:
+        if not callable(drift):
+            raise TypeError(
+                f"drift must be a callable of (t, z), found {drift!r}; a constant is "
+                f"lambda t, z: {drift!r}"
+            )
+        if method not in ("midpoint", "euler"):
+            raise ValueError(f'method must be "midpoint" or "euler": found {method!r}')
+        self.drift, self.method = drift, method
+        super().__init__(times, initial, validate_args=validate_args)
+
+    def starting_at(self, initial: Tensor | Distribution) -> ODEPath:
+        """The same flow from another start."""
+        new = ODEPath(self.drift, initial, self.times, self.method, self._validate_args)
+        new._origin = self._origin
+        return new
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        f = check_shape("drift", self.drift(t, z), t, z)
+        if self.method == "midpoint":
+            middle, halfway = t + 0.5 * dt, z + 0.5 * dt * f
+            f = check_shape("drift", self.drift(middle, halfway), middle, halfway)
+        return z + dt * f, torch.zeros_like(z)
+
+    def flow(self, z0: Tensor) -> Tensor:
+        """The path from ``z0`` on, of shape ``(..., T, D)``."""
+        t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
+        z = [z0]
+        for ti, h in zip(t.unbind(0), dt.unbind(0), strict=True):
+            z.append(self.transition(ti, h, z[-1])[0])
+        return torch.stack(z, -2)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        if current_tolerance() is not None:
+            raise NotImplementedError(
+                "an ODEPath is solved on its grid, also inside of tolerance(); give it a finer one"
+            )
+        value = self.flow(self._draw_initial(torch.Size(sample_shape)))
+        if self._validate_args and not bool(torch.isfinite(value.detach().sum())):
+            raise ValueError(
+                "the drift of ODEPath leads to a non-finite state; bound it, or take smaller steps"
+            )
+        return value
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
+        if scoring_is_deferred():
+            return value.new_zeros(shape)
+        self.check_solution(value)
+        return self._initial_log_prob(value[..., 0, :].expand(shape + value.shape[-1:]))
+
+    @torch.no_grad()
+    def check_solution(self, value: Tensor) -> None:
+        """Refuse a path that does not follow the flow."""
+        shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
+        value = value.expand(shape + value.shape[-2:])
+        gap = (self.flow(value[..., 0, :]) - value).abs()
+        if bool((gap > 1e-4 * (1 + value.abs().amax(-2, keepdim=True))).any()):
+            raise ValueError(
+                f"the path is up to {float(gap.max()):.3g} away from the solution of the ODE that "
+                "begins where it does: its density is zero, and the KL to another flow infinite. "
+                "Share the drift of model and guide, or use SDEPath, which leaves room for noise"
+            )

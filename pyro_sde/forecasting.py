@@ -1,0 +1,132 @@
+"""What will be observed at other times, by the posterior and, after the data, by the prior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer import Predictive
+from torch import Tensor
+
+from .guides import AutoSDE
+from .guides.amortisation import arguments_of
+from .guides.encoders import as_observations
+
+__all__ = ["Forecast", "forecast"]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Samples of what is observed at ``times``, the samples first."""
+
+    times: Tensor
+    samples: Tensor
+    paths: dict[str, Tensor]
+    """The latent paths, by site, at the same times."""
+
+    @property
+    def mean(self) -> Tensor:
+        return self.samples.mean(0)
+
+    def quantile(self, q: float | Sequence[float]) -> Tensor:
+        """Quantiles over the samples; a sequence gives one leading entry for each."""
+        return self.samples.quantile(self.samples.new_tensor(q), dim=0)
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The bounds of the central interval that holds a share ``level`` of the samples."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1: found {level:g}")
+        lower, upper = self.quantile([0.5 - level / 2, 0.5 + level / 2])
+        return lower, upper
+
+
+@torch.no_grad()
+def forecast(
+    model: Callable,
+    guide: AutoSDE,
+    data: Sequence[Any] | Mapping[str, Any],
+    times: Tensor,
+    num_samples: int = 100,
+    *,
+    site: str | None = None,
+    parallel: bool = False,
+    **changes: Any,
+) -> Forecast:
+    """Predict what would be observed at ``times``, given the data.
+
+    Up to the last observation of a series its paths follow the posterior, and between the data
+    they interpolate; from there on they follow the prior SDE.
+
+    The model is run once more, on the data's times followed by ``times``, without values. So it
+    has arguments called ``times``, ``values`` and, where there is one, ``mask``; it can do without
+    values; and it makes its grid from the times, or is given another by ``changes``.
+
+    Example::
+
+        def model(times, values=None):
+            grid = time_grid(0.0, float(times.max()), dt=0.1, include=times)
+            z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid))
+            mean = select(z, grid, times)[..., 0]
+            pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=values)
+
+        predicted = forecast(model, guide, (times, values), torch.linspace(3.0, 5.0, 21))
+        lower, upper = predicted.interval(0.9)
+
+    :param model: The model that the guide was made for.
+    :param guide: A trained :class:`AutoSDE`, with an encoder or without. With an encoder the
+        series need not be those that it was trained on.
+    :param data: The arguments of the model, a tuple or a dict.
+    :param times: When to predict: shape ``(m,)``, or ``(series, m)``.
+    :param num_samples: How many samples.
+    :param site: The name of the site to predict, if several are observed.
+    :param parallel: Draw the samples at once, if the model can be vectorised.
+    :param changes: Other arguments of the model that differ from the data's, a grid, say.
+    """
+    if not isinstance(guide, AutoSDE):
+        raise TypeError(f"guide must be an AutoSDE, found {type(guide).__name__}")
+    args, kwargs = ((), dict(data)) if isinstance(data, Mapping) else (tuple(data), {})
+    named = arguments_of(model, args, kwargs)
+    if named.get("times") is None or named.get("values") is None:
+        raise ValueError(
+            "forecast() needs a model with arguments called times and values, and data for both: "
+            f"found {[name for name, v in named.items() if v is not None]}"
+        )
+    guide.setup(*args, **kwargs)
+    old, values = torch.as_tensor(named["times"]), torch.as_tensor(named["values"])
+    given = as_observations(old, values, named.get("mask"))
+    times = torch.as_tensor(times, dtype=old.dtype, device=old.device)
+    if not bool(torch.isfinite(times).all()):
+        raise ValueError("times must be finite: drop the missing ones")
+    times = times.expand(*old.shape[:-1], times.shape[-1])
+    m = times.shape[-1]
+    named.update(times=torch.cat([old, times], -1), values=None, **changes)
+    if named.get("mask") is not None:
+        mask = torch.as_tensor(named["mask"])
+        shape = (*old.shape[:-1], m, *mask.shape[old.dim() :])
+        named["mask"] = torch.cat([mask, mask.new_ones(shape)], old.dim() - 1)
+    with guide.given(given):
+        trace = poutine.trace(guide).get_trace(**named)
+        site = site or _observed_site(trace, guide)
+        sites = (site, *guide.path_sites)
+        draw = Predictive(guide, num_samples=num_samples, return_sites=sites, parallel=parallel)
+        samples = draw(**named)
+    time_dim = old.dim() - 1 - values.dim()
+    return Forecast(
+        times,
+        samples[site].narrow(time_dim, samples[site].shape[time_dim] - m, m),
+        {},
+    )
+
+
+def _observed_site(trace: Any, guide: AutoSDE) -> str:
+    names = [
+        name
+        for name, node in trace.nodes.items()
+        if node["type"] == "sample" and not guide._is_latent(name) and node["fn"].event_dim >= 0
+    ]
+    if len(names) != 1:
+        raise ValueError(f"the model observes {names}: say which to predict, site=...")
+    return names[0]

@@ -1,0 +1,88 @@
+"""Which observations an encoder reads: the model's arguments, and the rows of a mini-batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+from pyro.poutine.runtime import get_plates
+from torch import Tensor, nn
+
+from ..distributions import PathDistribution
+from .encoders import Observations, as_observations
+
+__all__ = ["arguments_of", "default_observations", "read", "rows_of_batch", "serves"]
+
+
+def arguments_of(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """The arguments of a call of the model, by name, defaults included."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return named
+
+
+def default_observations(model: Callable) -> Callable[..., tuple]:
+    """The model's own arguments times, values and, if there is one, mask."""
+
+    def observations(*args: Any, **kwargs: Any) -> tuple:
+        named = arguments_of(model, args, kwargs)
+        if "times" not in named or "values" not in named:
+            raise ValueError(
+                "the encoder reads the model's arguments times, values and mask, but the model's "
+                f"are called {list(named)}; say AutoSDE(..., observations=fn), fn(*args) returning "
+                "(times, values, mask)"
+            )
+        return named["times"], named["values"], named.get("mask")
+
+    return observations
+
+
+def read(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Observations:
+    """What ``fn`` finds in the arguments of a call, as clean tensors."""
+    found = fn(*args, **kwargs)
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise ValueError(
+            f"observations must return (times, values, mask): found {type(found).__name__}"
+        )
+    if found[0] is None or found[1] is None:
+        raise ValueError(
+            "the encoder needs the observations, and times or values is None; call the guide with "
+            "the data (forecast() does so)"
+        )
+    return as_observations(*found)
+
+
+def _series_frame() -> Any:
+    return next((frame for frame in get_plates() if frame.dim == -1), None)
+
+
+def serves(path: PathDistribution, size: int, frame: Any) -> bool:
+    """Whether a path has one element for each of the ``size`` series that were observed."""
+    if not path.batch_shape:
+        return size == 1
+    return size in (path.batch_shape[-1], None if frame is None else frame.full_size)
+
+
+def rows_of_batch(observations: Observations, path: PathDistribution) -> Observations:
+    """The rows of those series that the plate around the site has drawn."""
+    frame, size = _series_frame(), len(observations.times)
+    if frame is not None and frame.size != size == frame.full_size:
+
+        def rows(x: Tensor) -> Tensor:
+            return pyro.subsample(x, event_dim=x.dim() - 1)
+
+        return Observations(*(rows(x) for x in observations))
+    if not serves(path, size, None):
+        raise ValueError(
+            f"{size} series were observed, but the path has batch_shape "
+            f"{tuple(path.batch_shape)}: give the encoder the series of the mini-batch, or all of "
+            "them and let pyro.plate(..., subsample_size=) choose"
+        )
+    return observations

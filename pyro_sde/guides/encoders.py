@@ -1,0 +1,231 @@
+"""From the observations of many series to what their posteriors need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations"]
+
+
+class Encoding(NamedTuple):
+    """What an encoder found out about S series."""
+
+    start: Callable[[Tensor], Tensor]
+    """From the time t_0, of shape ``()`` or ``(S,)``, to what is known, ``(S, hidden)``."""
+    context: Callable[[Tensor], Tensor]
+    """From times of shape ``(..., S or 1)`` to contexts of shape ``(..., S, context)``."""
+
+
+class Observations(NamedTuple):
+    """Times ``(S, n)``, values ``(S, n, obs_dim)`` and which of them were observed."""
+
+    times: Tensor
+    values: Tensor
+    mask: Tensor
+
+    @property
+    def rows(self) -> Tensor:
+        """Where there is any observation, of shape ``(S, n)``."""
+        return self.mask.any(-1)
+
+    def last(self) -> Tensor:
+        """The time of each series' last observation."""
+        return self.times.masked_fill(~self.rows, -torch.inf).amax(-1)
+
+
+def as_observations(times: Any, values: Any, mask: Any = None) -> Observations:
+    """Tensors of the shapes above, without the values that were not observed.
+
+    A single series may come without the dimension of the series, observations of one dimension
+    without theirs, the mask without the dimension of the values, or not at all. NaN is missing.
+    """
+    times, values = torch.as_tensor(times), torch.as_tensor(values)
+    if times.dim() == 1:
+        times, values = times.unsqueeze(0), values.unsqueeze(0)
+        mask = None if mask is None else torch.as_tensor(mask).unsqueeze(0)
+    if values.dim() == 2:
+        values = values.unsqueeze(-1)
+    found = {"times": tuple(times.shape), "values": tuple(values.shape)}
+    if mask is None:
+        mask = torch.ones_like(values, dtype=torch.bool)
+    else:
+        mask = torch.as_tensor(mask).to(torch.bool)
+        found["mask"] = tuple(mask.shape)
+        mask = mask.unsqueeze(-1) if mask.dim() == 2 else mask
+    if (
+        times.dim() != 2
+        or values.dim() != 3
+        or not (
+            times.shape == values.shape[:2] == mask.shape[:2]
+            and mask.shape[2:] in ((1,), values.shape[2:])
+        )
+    ):
+        raise ValueError(
+            "observations must be times (series, n), values (series, n, obs_dim) and a mask "
+            f"(series, n) or (series, n, obs_dim): found shapes {found}"
+        )
+    mask = mask.expand_as(values) & ~values.isnan()
+    return Observations(times, torch.where(mask, values, 0.0), mask)
+
+
+class _Encoder(nn.Module):
+    """What the encoders share: the units of the data.
+
+    :param obs_dim: The dimension of an observation.
+    :param hidden: The width of all layers.
+    :param context: The size of the context that a control reads.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    gap: Tensor
+
+    def __init__(self, obs_dim: int, hidden: int = 64, context: int = 16) -> None:
+        super().__init__()
+        for name, size in (("obs_dim", obs_dim), ("hidden", hidden), ("context", context)):
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be an integer of at least 1: found {size!r}")
+        self.obs_dim, self.hidden, self.context = obs_dim, hidden, context
+        self.register_buffer("loc", torch.zeros(obs_dim))
+        self.register_buffer("scale", torch.ones(obs_dim))
+        self.register_buffer("gap", torch.ones(()))
+
+    @torch.no_grad()
+    def take_units(self, observations: Observations) -> None:
+        """Measure values by their mean and spread from now on, and times by the mean gap.
+
+        The guide calls it once, with the data of its first call.
+        """
+        times, values, mask = observations
+        self._check(values)
+        count = mask.sum((0, 1)).clamp(min=1)
+        self.loc.copy_(values.sum((0, 1)) / count)
+        spread = (torch.where(mask, values - self.loc, 0.0).square().sum((0, 1)) / count).sqrt()
+        self.scale.copy_(torch.where(spread > 0, spread, 1.0))
+        rows = observations.rows
+        first = times.masked_fill(~rows, torch.inf).amin(-1)
+        gaps = (rows.sum(-1) - 1).clamp(min=0).sum()
+        if int(gaps):
+            self.gap.copy_((observations.last() - first)[rows.any(-1)].sum() / gaps)
+
+    def _check(self, values: Tensor) -> None:
+        if values.shape[-1] != self.obs_dim:
+            raise ValueError(
+                f"the encoder was built for observations of obs_dim={self.obs_dim}: found values "
+                f"of shape {tuple(values.shape)}"
+            )
+
+    def _inputs(self, observations: Observations) -> Tensor:
+        """Values in their units, zero where missing, and the mask."""
+        _, values, mask = observations
+        self._check(values)
+        values = torch.where(mask, (values - self.loc) / self.scale, 0.0)
+        return torch.cat([values, mask.to(values.dtype)], -1)
+
+    def extra_repr(self) -> str:
+        return f"obs_dim={self.obs_dim}, hidden={self.hidden}, context={self.context}"
+
+
+GAPS = 8
+"""How many features of a time that has to pass."""
+
+
+def _waiting(gap: Tensor) -> Tensor:
+    """Features of the time ``gap`` until something, in units of the mean one."""
+    half_lives = 2.0 ** torch.arange(-4, GAPS - 5, device=gap.device, dtype=gap.dtype)
+    gap = gap.unsqueeze(-1)
+    return torch.cat([gap / (1 + gap), torch.exp(-gap / half_lives)], -1)
+
+
+class GRUEncoder(_Encoder):
+    """Reads the observations of a series backwards in time with a gated recurrent unit.
+
+    The context at t knows all that was observed after t: the state of the unit once it has read
+    the next observation, that observation itself, and the time to it. After the last observation
+    it says that nothing is ahead. What is known at t_0 gives q(z_0). Missing values, rows and
+    padding have no influence whatsoever.
+
+    :param obs_dim: The dimension of an observation.
+    :param hidden: The width of all layers.
+    :param context: The size of the context that a control reads.
+    """
+
+    def __init__(self, obs_dim: int, hidden: int = 64, context: int = 16) -> None:
+        super().__init__(obs_dim, hidden, context)
+        self.gru = nn.GRU(2 * obs_dim + GAPS + 1, hidden, batch_first=True)
+        self.row = nn.Linear(hidden + 2 * obs_dim + 1, hidden)
+        self.wait = nn.Linear(GAPS, hidden, bias=False)
+        self.out = nn.Linear(hidden, context)
+        self.first = nn.Linear(hidden, hidden)
+
+    def forward(self, times: Tensor, values: Tensor, mask: Tensor) -> Encoding:
+        observations = Observations(times, values, mask)
+        rows, inputs = observations.rows, self._inputs(observations)
+        # Last observation first, what is missing behind all others, where nothing reads it.
+        late = times.masked_fill(~rows, -torch.inf)
+        order = late.argsort(dim=-1, descending=True, stable=True)
+        late, rows = late.gather(-1, order), rows.gather(-1, order)
+        inputs = torch.take_along_dim(inputs, order.unsqueeze(-1), 1)
+        gap = nn.functional.pad(late[:, :-1] - late[:, 1:], (1, 0)).masked_fill(~rows, 0.0)
+        is_last = torch.zeros_like(gap)
+        is_last[:, 0] = 1
+        gap = _waiting(gap / self.gap) * (1 - is_last).unsqueeze(-1)
+        states, _ = self.gru(torch.cat([inputs, gap, is_last.unsqueeze(-1)], -1))
+        ahead = torch.cat([states, inputs, torch.ones_like(states[..., :1])], -1)
+        known = self.row(nn.functional.pad(ahead, (0, 0, 1, 0)))  # row 0: nothing is ahead
+        when = nn.functional.pad(late, (1, 0), value=torch.inf)
+
+        def look(t: Tensor, inclusive: bool = False) -> Tensor:
+            """What is known at times of shape (..., S)."""
+            at = t.movedim(-1, 0).reshape(len(times), -1)
+            # How many observations come after t, which is the number of the next one.
+            index = torch.searchsorted(-late, -at.contiguous(), right=inclusive)
+            gap = torch.where(index > 0, when.gather(-1, index) - at, torch.zeros_like(at))
+            waiting = _waiting(gap / self.gap) * (index > 0).unsqueeze(-1)
+            h = torch.take_along_dim(known, index.unsqueeze(-1), 1) + self.wait(waiting)
+            return torch.tanh(h).reshape(len(times), *t.shape[:-1], -1).movedim(0, -2)
+
+        def context(t: Tensor) -> Tensor:
+            return self.out(look(t.expand(*t.shape[:-1], len(times))))
+
+        def start(t: Tensor) -> Tensor:
+            t = t.expand(*t.shape[:-1], len(times))
+            return torch.tanh(self.first(look(t, inclusive=True)))
+
+        return Encoding(start, context)
+
+
+class SummaryEncoder(_Encoder):
+    """Reads a fixed number of observations and says the same about them at every time.
+
+    For posteriors that must be known from a short prefix of the series alone: what follows is
+    then a forecast by the posterior SDE.
+
+    :param obs_dim: The dimension of an observation.
+    :param hidden: The width of all layers.
+    :param context: The size of the context that a control reads.
+    :param length: How many observations there are, n.
+    """
+
+    def __init__(self, obs_dim: int, hidden: int = 64, context: int = 16, length: int = 1) -> None:
+        super().__init__(obs_dim, hidden, context)
+        self.length = length
+        self.read = nn.Sequential(nn.Linear(2 * obs_dim * length, hidden), nn.Tanh())
+        self.out = nn.Linear(hidden, context)
+        self.first = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh())
+
+    def forward(self, times: Tensor, values: Tensor, mask: Tensor) -> Encoding:
+        if times.shape[1] != self.length:
+            raise ValueError(
+                f"the encoder reads length={self.length} observations of each series: found "
+                f"{times.shape[1]}; give those alone as AutoSDE(..., observations=)"
+            )
+        h = self.read(self._inputs(Observations(times, values, mask)).flatten(1))
+        context = self.out(h)
+        return Encoding(
+            lambda t: self.first(h), lambda t: context.expand(*t.shape[:-1], *context.shape)
+        )

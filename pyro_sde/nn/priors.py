@@ -1,0 +1,95 @@
+"""Drift and diffusion of a prior that is learned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["NeuralDiffusion", "NeuralDrift"]
+
+
+class NeuralDrift(nn.Module):
+    r"""A drift :math:`f(z)`, or :math:`f(t, z)`, that is a small network with smooth units.
+
+    As the drift of an :class:`~pyro_sde.distributions.SDEPath` in a model it is learned with the
+    guide, whose own process begins as that of the model: see :class:`~pyro_sde.AutoSDE`.
+
+    Example::
+
+        >>> drift = NeuralDrift(3, hidden=(32, 32))
+        >>> drift(torch.zeros(1), torch.zeros(10, 3)).shape
+        torch.Size([10, 3])
+
+    :param dim: D, the dimension of the state.
+    :param hidden: Widths of the hidden layers.
+    :param time: Whether the drift depends on time, too.
+    :param activation: The class of the units.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: Sequence[int] = (64,),
+        *,
+        time: bool = False,
+        activation: type[nn.Module] = nn.Softplus,
+    ) -> None:
+        super().__init__()
+        if not hidden or min(hidden) < 1:
+            raise ValueError(f"hidden must name at least one width >= 1: found {tuple(hidden)}")
+        self.time = time
+        sizes = [dim + time, *hidden]
+        layers: list[nn.Module] = []
+        for a, b in itertools.pairwise(sizes):
+            layers += [nn.Linear(a, b), activation()]
+        self.net = nn.Sequential(*layers, nn.Linear(sizes[-1], dim))
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        if self.time:
+            z = torch.cat([z, t.expand(*z.shape[:-1], 1)], -1)
+        return self.net(z)
+
+
+class NeuralDiffusion(nn.Module):
+    r"""A positive diffusion :math:`g_d(z_d)`, a small network of its own for each dimension.
+
+    Each is a function of its own coordinate, so that the noise is diagonal and Itô's and
+    Stratonovich's equations differ by a drift alone. Before training it is ``scale`` everywhere.
+
+    Example::
+
+        >>> g = NeuralDiffusion(3, scale=0.5)
+        >>> g(torch.zeros(1), torch.zeros(3))
+        tensor([0.5000, 0.5000, 0.5000], grad_fn=<AddBackward0>)
+
+    :param dim: D, the dimension of the state.
+    :param hidden: The width of each network; 0 for constants that are learned.
+    :param scale: The diffusion before training.
+    :param floor: What it stays above; a diffusion that reaches zero makes the KL explode.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int = 16, *, scale: float = 0.5, floor: float = 1e-3
+    ) -> None:
+        super().__init__()
+        if not 0 < floor < scale:
+            raise ValueError(
+                f"floor and scale must be positive, floor the smaller: found {floor:g}, {scale:g}"
+            )
+        self.floor, self.hidden = floor, hidden
+        if hidden:
+            self.slope = nn.Parameter(torch.randn(dim, hidden))
+            self.shift = nn.Parameter(torch.randn(dim, hidden))
+            self.weight = nn.Parameter(torch.zeros(dim, hidden))
+        self.bias = nn.Parameter(torch.full((dim,), math.log(math.expm1(scale - floor))))
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        out: Tensor = self.bias
+        if self.hidden:
+            h = torch.tanh(torch.addcmul(self.shift, z.unsqueeze(-1), self.slope))
+            out = out + (h * self.weight).sum(-1)
+        return nn.functional.softplus(out) + self.floor
