@@ -9,11 +9,14 @@ from typing import Any
 import pyro.poutine as poutine
 import torch
 from pyro.infer import Predictive
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from .distributions.wrapping import unwrap
 from .guides import AutoSDE
 from .guides.amortisation import arguments_of
 from .guides.encoders import as_observations
+from .times import select
 
 __all__ = ["Forecast", "forecast"]
 
@@ -105,7 +108,9 @@ def forecast(
     named.update(times=torch.cat([old, times], -1), values=None, **changes)
     if named.get("mask") is not None:
         mask = torch.as_tensor(named["mask"])
-        shape = (*old.shape[:-1], m, *mask.shape[old.dim() :])
+        mask = mask if mask.dim() == values.dim() else mask.unsqueeze(-1)
+        mask = mask.expand_as(values)  # as a model finds it after fill_missing(values, mask)
+        shape = (*old.shape[:-1], m, *values.shape[old.dim() :])
         named["mask"] = torch.cat([mask, mask.new_ones(shape)], old.dim() - 1)
     with guide.given(given):
         trace = poutine.trace(guide).get_trace(**named)
@@ -114,19 +119,31 @@ def forecast(
         draw = Predictive(guide, num_samples=num_samples, return_sites=sites, parallel=parallel)
         samples = draw(**named)
     time_dim = old.dim() - 1 - values.dim()
-    return Forecast(
-        times,
-        samples[site].narrow(time_dim, samples[site].shape[time_dim] - m, m),
-        {},
-    )
+    predicted = samples[site]
+    if predicted.shape[time_dim] != named["times"].shape[-1]:
+        raise ValueError(
+            f"site {site!r} has shape {tuple(predicted.shape[1:])}, where the values have "
+            f"{tuple(values.shape)}: its times must lie along the same dimension"
+        )
+    paths = {}
+    for name in guide.path_sites:
+        wrapped: Any = unwrap(trace.nodes[name]["fn"])
+        paths[name] = select(samples[name], wrapped.path.times, times)
+    return Forecast(times, predicted.narrow(time_dim, old.shape[-1], m), paths)
 
 
 def _observed_site(trace: Any, guide: AutoSDE) -> str:
     names = [
         name
         for name, node in trace.nodes.items()
-        if node["type"] == "sample" and not guide._is_latent(name) and node["fn"].event_dim >= 0
+        if node["type"] == "sample"
+        and not node["is_observed"]
+        and not site_is_subsample(node)
+        and not guide._is_latent(name)
     ]
     if len(names) != 1:
-        raise ValueError(f"the model observes {names}: say which to predict, site=...")
+        raise ValueError(
+            f"without values the model draws {names or 'nothing'}: say which site to predict, "
+            "site=..., or let the model draw what it observed (obs=None)"
+        )
     return names[0]

@@ -47,7 +47,9 @@ def test_pad_series():
         assert torch.equal(batch.values[s, :n][batch.mask[s, :n]], y[~y.isnan()])
         assert not batch.mask[s, n:].any()
     # Missing values are one that was observed: in the support of any likelihood.
-    assert (batch.values[~batch.mask] == batch.values[batch.mask][0]).all()
+    for d in range(2):
+        value, mask = batch.values[..., d], batch.mask[..., d]
+        assert (value[~mask] == value[mask][0]).all()
 
 
 def test_every_kind_of_array():
@@ -64,7 +66,7 @@ def test_every_kind_of_array():
     assert batch.times.dtype == batch.values.dtype == torch.get_default_dtype()
     for part in batch:
         assert (part == part[:1]).all()
-    assert batch.values[0, :, 0].tolist() == [1.5, 0.0, 2.5]
+    assert batch.values[0, :, 0].tolist() == [1.5, 1.5, 2.5]
     assert pad_series(pairs, dtype=torch.float32).values.dtype == torch.float32
     floats[0] = 7.0
     assert batch.values[1, 0, 0] == 1.5  # a copy

@@ -94,8 +94,8 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
     """Values that any likelihood can be evaluated at, and where they were observed.
 
     A NaN in the place of a value that a mask removes would still be a NaN in the gradient. So
-    what is missing (NaN, or masked) becomes one of the values that were observed, of the same
-    support. In a model::
+    what is missing (NaN, or masked) becomes one that was observed in that dimension, which is in
+    the support of its likelihood. In a model::
 
         values, mask = fill_missing(values, mask)
         pyro.sample("y", dist.Normal(mean, 0.1).mask(mask).to_event(2), obs=values)
@@ -110,9 +110,9 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
     if mask is not None:
         mask = mask.to(torch.bool)
         seen = seen & (mask if mask.dim() == values.dim() else mask.unsqueeze(-1))
-    some = values[seen][:1]
-    if not some.numel():
-        raise ValueError("values has no observed entry: drop the series without any")
+    flat, flat_seen = values.reshape(-1, values.shape[-1]), seen.reshape(-1, values.shape[-1])
+    first = flat_seen.to(torch.uint8).argmax(0, keepdim=True)
+    some = torch.where(flat_seen.any(0), flat.gather(0, first).squeeze(0), 0.0)
     return torch.where(seen, values, some), seen
 
 
