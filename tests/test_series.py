@@ -182,11 +182,12 @@ def good():
 @pytest.mark.parametrize("flat", [False, True])
 def test_padding_is_not_looked_at(flat):
     times, values, mask = good()
+    mask[2, 3] = False
     padding = ~mask.any(-1)
     times[padding], values[padding] = NAN, math.inf
     values[~mask] = NAN
     check_series(times, values, mask, 0.0, 3.0)
-    times[padding] = -7.0
+    times[padding] = 7.0  # that of row 3 is before other rows
     if flat:
         mask = mask.any(-1)
         values = values.nan_to_num(0.0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._torchvision import import_with_repair
+from .._torchvision import import_with_repair
 
 __all__ = [
     "ReliabilityCurve",

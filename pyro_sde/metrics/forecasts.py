@@ -1,0 +1,140 @@
+"""Scores of predictive draws against what was observed, where it was."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["coverage", "crps", "interval"]
+
+
+def crps(samples: Tensor, observed: Tensor, mask: Tensor | None = None) -> float:
+    r"""Continuous ranked probability score, averaged over the observations; lower is better.
+
+    .. math:: E|X - y| - \tfrac12 E|X - X'|
+
+    with :math:`X, X'` independent draws of the prediction of y, in the units of y; of a sure
+    prediction it is the absolute error. The second mean is over pairs of distinct draws: the
+    score is unbiased, whatever their number. (That of torchmetrics counts each draw against itself
+    too, which adds :math:`E|X - X'| / 2m`, and takes memory in the square of m.)
+
+    Example::
+
+        >>> crps(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0]))  # (0 + 2) / 2 - 2 / 2
+        0.0
+
+    :param samples: Predictive draws of shape ``(m, *observed.shape)``, at least two. Draw the
+        noise of the observations too: ``Predictive`` of the model does.
+    :param observed: What was observed, of any shape.
+    :param mask: True where it was, of the shape of ``observed`` or of all but its last dimension;
+        what ``samples`` and ``observed`` hold elsewhere does not matter.
+    """
+    x, y = _selected(samples, observed, mask)
+    m = x.shape[0]
+    if m < 2:
+        raise ValueError(f"samples has {m} draw: the score needs at least 2 to tell the spread")
+    # In order, draw i (from 1) is the larger of i - 1 pairs and the smaller of m - i.
+    error = (x - y).sort(0).values
+    weight = torch.arange(1 - m, m, 2, dtype=x.dtype, device=x.device)
+    spread = torch.tensordot(weight, error, 1) / (m * (m - 1))
+    return (error.abs().mean(0) - spread).mean().item()
+
+
+def coverage(
+    samples: Tensor, observed: Tensor, level: float = 0.9, mask: Tensor | None = None
+) -> float:
+    """Share of the observations inside the central :func:`interval` of their predictive draws.
+
+    Of a calibrated prediction it is ``level``, up to the noise of a finite number of observations.
+
+    Example::
+
+        >>> draws = torch.linspace(-1, 1, 19).unsqueeze(-1).expand(19, 4)
+        >>> coverage(draws, torch.tensor([-2.0, -0.5, 0.0, 0.9]))
+        0.75
+
+    :param samples: Predictive draws of shape ``(m, *observed.shape)``, noise included.
+    :param observed: What was observed, of any shape.
+    :param level: The probability of the interval, between 0 and 1.
+    :param mask: True where it was observed, as in :func:`crps`.
+    """
+    x, y = _selected(samples, observed, mask)
+    lower, upper = interval(x, level)
+    return ((lower <= y) & (y <= upper)).double().mean().item()
+
+
+def interval(samples: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
+    """Lower and upper end of the central interval that holds a further draw with ``level``.
+
+    The ends are draw number ``(m + 1) (1 - level) / 2`` from below and from above, between two
+    draws interpolated: m draws and one more make m + 1 gaps of equal probability. The usual
+    sample quantiles would make the interval too narrow, at 100 draws and 0.9 to hold only 0.88.
+
+    Example::
+
+        >>> interval(torch.arange(1.0, 40.0), 0.9)
+        (tensor(2.), tensor(38.))
+
+    :param samples: Draws of shape ``(m, ...)``, at least ``2 / (1 - level) - 1`` of them.
+    :param level: The probability of the interval, between 0 and 1.
+    :returns: Two tensors of shape ``samples.shape[1:]``.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1: found {level}")
+    samples = samples.detach()
+    m = samples.shape[0]
+    place = (m + 1) * (1 - level) / 2 - 1
+    place = round(place) if math.isclose(place, round(place), abs_tol=1e-9) else place
+    if place < 0:
+        raise ValueError(
+            f"samples has {m} draws, too few for a level of {level:g}: pass at least "
+            f"{math.ceil(2 / (1 - level) - 1 - 1e-9)}"
+        )
+    _refuse_nonfinite(samples, "samples")
+    ordered = samples.sort(0).values
+    i, part = int(place), place - int(place)
+    ends = []
+    for rows in (ordered, ordered.flip(0)):
+        ends.append(torch.lerp(rows[i], rows[min(i + 1, m - 1)], part))
+    return ends[0], ends[1]
+
+
+def _selected(samples: Tensor, observed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Draws of shape ``(m, k)`` and the k observations, in float64."""
+    samples, observed = torch.as_tensor(samples).detach(), torch.as_tensor(observed).detach()
+    observed = observed.to(samples.device)
+    shape = tuple(observed.shape)
+    if samples.dim() == 0 or tuple(samples.shape[1:]) != shape:
+        raise ValueError(
+            f"samples must have shape (m, *observed.shape), (m, {', '.join(map(str, shape))}): "
+            f"found {tuple(samples.shape)}"
+        )
+    if mask is None:
+        x, y = samples.flatten(1) if shape else samples.unsqueeze(-1), observed.flatten()
+    else:
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask must be boolean, True where observed: found {mask.dtype}")
+        if tuple(mask.shape) not in (shape, shape[:-1]):
+            raise ValueError(
+                f"mask must have the shape of observed, {shape}, or of all but its last "
+                f"dimension: found {tuple(mask.shape)}"
+            )
+        mask = mask.to(samples.device)
+        x, y = samples[:, mask].flatten(1), observed[mask].flatten()
+    if not y.numel():
+        raise ValueError("nothing was observed: pass at least one observation that is not masked")
+    x, y = x.double(), y.double()
+    _refuse_nonfinite(x, "samples")
+    _refuse_nonfinite(y, "observed")
+    return x, y
+
+
+def _refuse_nonfinite(entries: Tensor, name: str) -> None:
+    bad = int((~torch.isfinite(entries)).sum())
+    if bad:
+        raise ValueError(
+            f"{name} has {bad} of {entries.numel()} entries not finite: mask what was not "
+            "observed, and mend what diverged"
+        )
