@@ -10,7 +10,7 @@ assert version is not None
 plot = ["matplotlib>=3.7"]
 metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
-test = ["pytest>=7.4", "tqdm>=4.60", *plot, *metrics, *vision]
+test = ["pytest>=7.4", "tqdm>=4.60", "pandas>=2.0", *plot, *metrics, *vision]
 
 setup(
     name="pyro-sde",
@@ -22,7 +22,7 @@ setup(
     packages=find_packages(include=["pyro_sde", "pyro_sde.*"]),
     package_data={"pyro_sde": ["py.typed"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6"],
+    install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6", "numpy"],
     extras_require={
         "plot": plot,
         "metrics": metrics,

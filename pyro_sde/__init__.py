@@ -1,6 +1,6 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, nn, solvers
+from . import diagnostics, distributions, guides, infer, metrics, nn, solvers
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
@@ -28,6 +28,7 @@ __all__ = [
     "guides",
     "infer",
     "kl_weight",
+    "metrics",
     "nn",
     "pad_series",
     "select",

@@ -16,6 +16,7 @@ from .distributions.wrapping import unwrap
 from .guides import AutoSDE
 from .guides.amortisation import arguments_of
 from .guides.encoders import as_observations
+from .metrics.forecasts import interval
 from .times import select
 
 __all__ = ["Forecast", "forecast"]
@@ -39,11 +40,9 @@ class Forecast:
         return self.samples.quantile(self.samples.new_tensor(q), dim=0)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The bounds of the central interval that holds a share ``level`` of the samples."""
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1: found {level:g}")
-        lower, upper = self.quantile([0.5 - level / 2, 0.5 + level / 2])
-        return lower, upper
+        """The bounds of the central interval of that probability, see
+        :func:`~pyro_sde.metrics.interval`."""
+        return interval(self.samples, level)
 
 
 @torch.no_grad()
