@@ -1,0 +1,123 @@
+"""Predictions at other times: how the model is asked for them."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_sde import AutoSDE, forecast, select, time_grid
+from pyro_sde.distributions import BrownianMotion, GeometricBrownianMotion
+
+TIMES = torch.tensor([0.3, 1.0], dtype=torch.float64)
+VALUES = torch.tensor([0.5, 2.0], dtype=torch.float64)
+
+
+def model(times, values=None, noise=1e-3):
+    """Brownian motion that is seen almost exactly."""
+    grid = time_grid(0.0, max(1.0, float(times.max())), dt=0.1, include=times)
+    z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+    mean = select(z, grid, times)[..., 0]
+    return pyro.sample("y", dist.Normal(mean, noise).to_event(1), obs=values)
+
+
+class Pinned(torch.nn.Module):
+    """The drift of the bridge from the last observation's past to it."""
+
+    def forward(self, t, z):
+        end = torch.where(t < 0.3 - 1e-9, 0.3, 1.0)
+        goal = torch.where(t < 0.3 - 1e-9, 0.5, 2.0)
+        u = (goal - z) / (end - t).clamp(min=1e-9)
+        log_c = torch.where(end - t < 0.1 + 1e-9, -9.0, 0.0) + torch.zeros_like(z)
+        return torch.where(t < 1.0 - 1e-9, u, 100.0), log_c
+
+
+def bridge():
+    return AutoSDE(model, control=Pinned(), contraction=True)
+
+
+@pytest.mark.parametrize(("parallel", "as_dict"), [(False, False), (True, True)])
+def test_posterior_up_to_the_data_and_prior_after_them(parallel, as_dict):
+    """A guide that pins the path to the data: through both points, then Brownian motion; what the
+    control says beyond the last observation (100 here) is not asked."""
+    data = {"times": TIMES, "values": VALUES} if as_dict else (TIMES, VALUES)
+    later, draws = torch.tensor([0.3, 1.0, 1.5, 3.0]), 2000 if parallel else 200
+    found = forecast(model, bridge(), data, later, draws, parallel=parallel)
+    assert found.samples.shape == (draws, 4) and found.paths["z"].shape == (draws, 4, 1)
+    assert torch.equal(found.times, later)
+    mean, sd = found.mean, found.samples.std(0)
+    torch.testing.assert_close(mean[:2], VALUES, atol=0.02, rtol=0)
+    exact = torch.tensor([0.5, 2.0]).sqrt()
+    assert ((mean[2:] - 2.0).abs() < 4.5 * exact / draws**0.5).all()
+    assert ((sd[2:] / exact - 1).abs() < 4.5 / (2 * draws) ** 0.5).all()
+    lower, upper = found.interval(0.8)
+    assert (lower < upper).all() and torch.equal(found.quantile(0.5), found.quantile([0.5])[0])
+    # The noise of an observation comes on top of the path.
+    assert (found.samples - found.paths["z"][..., 0]).std() == pytest.approx(1e-3, rel=0.2)
+
+
+def test_a_seed_reproduces_and_changes_are_passed_on():
+    guide = bridge()
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        runs.append(forecast(model, guide, (TIMES, VALUES), [2.0], 3).samples)
+    assert torch.equal(*runs)
+    noisy = forecast(model, guide, (TIMES, VALUES), [1.0], 200, noise=3.0)
+    assert noisy.samples.std() == pytest.approx(3.0, rel=0.25)
+
+
+def test_the_guide_is_as_it_was():
+    guide = bridge()
+    guide.setup(TIMES, VALUES)
+    torch.manual_seed(0)
+    before = guide(TIMES, VALUES)["z"]
+    with pytest.raises(ValueError, match="times must be finite"):
+        forecast(model, guide, (TIMES, VALUES), [float("nan")], 2)
+    with pytest.raises(RuntimeError):  # inside of the model
+        forecast(model, guide, (TIMES, VALUES), [2.0], 2, noise=torch.ones(7))
+    torch.manual_seed(0)
+    assert torch.equal(guide(TIMES, VALUES)["z"], before)
+
+
+def test_other_paths_and_latents():
+    """A transformed path, and a latent of the rest guide."""
+
+    def positive(times, values=None):
+        grid = time_grid(0.0, float(times.max()), dt=0.25, include=times)
+        noise = pyro.sample("noise", dist.LogNormal(-2.0, 0.1))
+        z = pyro.sample("z", GeometricBrownianMotion(0.2, grid, torch.ones(1)))
+        y = select(z, grid, times)[..., 0]
+        pyro.sample("y", dist.Gamma(noise**-2, noise**-2 / y).to_event(1), obs=values)
+
+    guide = AutoSDE(positive).setup(TIMES, VALUES)
+    found = forecast(positive, guide, (TIMES, VALUES), [1.5, 2.0], 20)
+    assert (found.samples > 0).all() and (found.paths["z"] > 0).all()
+
+
+def test_refusals():
+    guide = bridge()
+    with pytest.raises(TypeError, match="guide must be an AutoSDE, found AutoNormal"):
+        forecast(model, AutoNormal(model), (TIMES, VALUES), [2.0])
+    with pytest.raises(ValueError, match=r"needs a model with arguments called times and values"):
+        forecast(model, guide, (TIMES,), [2.0])
+
+    def fixed(times, values=None):
+        grid = time_grid(0.0, 1.0, dt=0.1, include=TIMES)
+        z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+        mean = select(z, grid, times)[..., 0]
+        pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=values)
+
+    pyro.clear_param_store()
+    with pytest.raises(ValueError, match="1 times that are not on the grid, the first 2"):
+        forecast(fixed, AutoSDE(fixed), (TIMES, VALUES), [2.0])
+
+    def two(times, values=None):
+        model(times, values)
+        pyro.sample("other", dist.Normal(0.0, 1.0), obs=None if values is None else values[0])
+
+    pyro.clear_param_store()
+    guide = AutoSDE(two)
+    with pytest.raises(ValueError, match=r"draws \['y', 'other'\]: say which"):
+        forecast(two, guide, (TIMES, VALUES), [2.0])
+    assert forecast(two, guide, (TIMES, VALUES), [2.0], 3, site="y").samples.shape == (3, 1)
