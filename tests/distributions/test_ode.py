@@ -102,7 +102,7 @@ def test_hand_written_guides():
     def noisy(y):
         pyro.sample("z", SDEPath(decay, lambda t, z: 0.1, start(), TIMES))
 
-    with pytest.raises(ValueError, match="the KL is infinite. Give both the same kind"):
+    with pytest.raises(ValueError, match=r"the KL is infinite\. Give both the same kind"):
         TraceSDE_ELBO().loss(model, noisy, y)
 
 

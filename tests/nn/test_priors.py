@@ -39,7 +39,7 @@ def test_diffusion_is_positive_and_of_each_coordinate_alone(hidden):
         jacobian = torch.autograd.functional.jacobian(lambda x: g(torch.zeros(1), x), z[0])
         assert (jacobian.diagonal() != 0).any()
         assert (jacobian - jacobian.diagonal().diag() == 0).all()
-    with pytest.raises(ValueError, match="floor the smaller: found 0.5, 0.1"):
+    with pytest.raises(ValueError, match=r"floor the smaller: found 0\.5, 0\.1"):
         NeuralDiffusion(1, scale=0.1, floor=0.5)
 
 
