@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 if TYPE_CHECKING:
-    from .lean import LeanDraw
-    from .path import Draw, PathDistribution
+    from .path import AnyDraw, PathDistribution
 
 __all__ = ["check_draw", "check_scale", "check_times", "expand_initial", "initial_shape"]
 
@@ -75,9 +74,10 @@ def expand_initial(
     return initial
 
 
-def check_draw(path: PathDistribution, draw: Draw | LeanDraw) -> None:
-    if draw.scale is not None:
-        check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
+def check_draw(path: PathDistribution, draw: AnyDraw) -> None:
+    scales = draw.scales()
+    if scales is not None:
+        check_scale(path, scales)
     value = draw.value.detach()
     # A sum is finite only if all its terms are, and needs no mask as large as the path.
     if bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,7 +102,7 @@ class _WithContext:
     def __call__(self, t: Tensor, z: Tensor) -> Any:
         return self.control(t, z, self.context)
 
-    def on_grid(self, t: Tensor) -> Callable[[int, Tensor], Any]:
+    def on_grid(self, t: Tensor) -> Any:
         return self.control.on_grid(t, self.context)
 
 

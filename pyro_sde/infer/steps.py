@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..distributions import ratio
 from ..distributions.controlled import ControlledPath
+from ..distributions.fused import FusedDraw
 from ..distributions.lean import LeanDraw, LeanTerms, terms_of
 from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
@@ -36,6 +37,8 @@ class Steps:
     eps: Tensor
     taps: Callable[[Tensor, Tensor | None], Iterable[_Tap]]
     """Given the derivatives of the log ratio with respect to w and log c, where those come from."""
+    of_states: tuple[Tensor, Tensor | None] | None = None
+    """w and log c with a gradient by the states alone, where they are known: no taps then."""
 
     def kl(self) -> Tensor:
         return ratio.kl(self.w, self.log_c).sum((0, -1))
@@ -53,7 +56,13 @@ class Steps:
         result = ratio.stopped(self.w, self.log_c, eps).sum((0, -1))
         if not torch.is_grad_enabled():
             return result
-        return result + _through_states(self.taps(*ratio.slopes(self.log_c, eps)), eps.dim())
+        slopes = ratio.slopes(self.log_c, eps)
+        if self.of_states is None:
+            return result + _through_states(self.taps(*slopes), eps.dim())
+        for x, slope in zip(self.of_states, slopes, strict=True):
+            if x is not None and slope is not None:
+                result = result + (slope * (x - x.detach())).sum((0, -1))
+        return result
 
 
 def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
@@ -124,6 +133,10 @@ def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:
     root, draw = dt.sqrt(), q.recall(value)
     if isinstance(draw, LeanDraw) and draw.terms is not None:
         return LeanSteps(draw.terms)
+    if isinstance(draw, FusedDraw):
+        u, log_c = draw.of_states
+        of_states = root.detach() * u, log_c
+        return Steps(root * draw.u, draw.log_c, draw.eps, lambda *_: (), of_states)
     if isinstance(draw, Draw) and draw.u is not None:
         us, log_cs, states = draw.u, draw.log_c, draw.z
         u, eps = torch.stack(us), draw.eps
@@ -163,6 +176,8 @@ def _compare_transitions(
         return _compare_leanly(q, p, draw, t, dt)
     z = time_first[:-1]
     mean_p, scale_p = p.transition(t, dt, z)
+    if isinstance(draw, FusedDraw):
+        draw = None
     if draw is not None:
         mean_q, eps = torch.stack(draw.mean), draw.eps
         scale_q = torch.stack([s.expand(mean_q.shape[1:]) for s in draw.scale])
