@@ -49,11 +49,13 @@ class _AtOnce(torch.autograd.Function):
             (w.t(), b.unbind(0), [x for block in h for x in block.unbind(0)] * (1 if keep else n))
             for w, b, h in zip(p.weights, p.biases, hidden, strict=True)
         ]
-        # For few inputs and many outputs a product with the transpose in memory is much faster.
-        last_t = p.last.t().contiguous()
+        # From few units to many outputs a product with the transpose in memory is much faster,
+        # and so is to make that row by row.
+        units, outputs = p.last.shape[1], p.last.shape[0]
+        last_t = torch.stack(p.last.unbind(1)) if units < outputs else p.last.t()
         noise = p.scale * eps
         u, log_c = halves(out, d)
-        start = (p.shift + noise if log_c is None else p.shift).unbind(0)
+        start = (noise.add_(p.shift) if log_c is None else p.shift).unbind(0)
         z, outs, us = states.unbind(0), out.unbind(0), u.unbind(0)
         decay, gain = p.decay.unbind(0), p.gain.unbind(0)
         z[0].copy_(p.z0)

@@ -129,7 +129,7 @@ class Vjp:
             units = [self.states[at], *hidden]
             for total, delta, h in zip(of_weights, deltas, units, strict=False):
                 total.add(delta, h)
-            of_weights[-1].add(units[-1], self.by_out[at])
+            of_weights[-1].add(self.by_out[at], units[-1])
             for parts, delta, b in zip(of_biases, deltas, p.biases, strict=True):
                 parts.insert(0, delta.sum_to_size(b[at].shape))
 
@@ -144,7 +144,7 @@ class Vjp:
             fit(p.shift, lambda: by_next, needed.shift),
             fit(p.gain, lambda: by_next * self.u, needed.gain),
             fit(p.scale, lambda: by_next * self.by_scale, needed.scale),
-            None if last is None else last.t(),
+            last,
             self.by_out.sum((0, 1)) if needed.last_bias else None,
             tuple(weights),
             tuple(torch.cat(b) if need else None for b, need in biases),

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .util import broadcast_shapes
+
 if TYPE_CHECKING:
     from .path import AnyDraw, PathDistribution
 
@@ -63,7 +65,7 @@ def expand_initial(
         value = torch.as_tensor(initial)
         if not value.is_floating_point():
             value = value.to(torch.get_default_dtype())
-        return value.expand(torch.broadcast_shapes(value.shape, shape[-1:]))
+        return value.expand(broadcast_shapes(value.shape, shape[-1:]))
     if not initial.event_shape:
         return initial.expand(shape[-1:]).to_event(1)
     if initial.event_shape != shape[-1:]:

@@ -53,16 +53,10 @@ class Steps:
         the densities that weigh it see only its states.
         """
         eps = self.eps.detach()
-        result = ratio.stopped(self.w, self.log_c, eps).sum((0, -1))
-        if not torch.is_grad_enabled():
+        result = ratio.stopped(self.w, self.log_c, eps, self.of_states).sum((0, -1))
+        if self.of_states is not None or not torch.is_grad_enabled():
             return result
-        slopes = ratio.slopes(self.log_c, eps)
-        if self.of_states is None:
-            return result + _through_states(self.taps(*slopes), eps.dim())
-        for x, slope in zip(self.of_states, slopes, strict=True):
-            if x is not None and slope is not None:
-                result = result + (slope * (x - x.detach())).sum((0, -1))
-        return result
+        return result + _through_states(self.taps(*ratio.slopes(self.log_c, eps)), eps.dim())
 
 
 def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
