@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ExpTransform
 
+from .fused import Affine
 from .path import PathDistribution, Step
 from .util import as_parameters, with_time
 
@@ -58,6 +59,10 @@ class BrownianMotion(PathDistribution):
         _, dt = self.step_times(0)
         shifts, scales = (self.drift * dt).unbind(0), (self.scale * dt.sqrt()).unbind(0)
         return lambda i, z: (z + shifts[i], scales[i])
+
+    def affine(self) -> Affine:
+        _, dt = self.step_times(0)
+        return torch.ones_like(dt), self.drift * dt, self.scale * dt.sqrt()
 
     @property
     def mean(self) -> Tensor:

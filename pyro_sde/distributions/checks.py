@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .util import broadcast_shapes
+
 if TYPE_CHECKING:
-    from .lean import LeanDraw
-    from .path import Draw, PathDistribution
+    from .path import AnyDraw, PathDistribution
 
 __all__ = ["check_draw", "check_scale", "check_times", "expand_initial", "initial_shape"]
 
@@ -64,7 +65,7 @@ def expand_initial(
         value = torch.as_tensor(initial)
         if not value.is_floating_point():
             value = value.to(torch.get_default_dtype())
-        return value.expand(torch.broadcast_shapes(value.shape, shape[-1:]))
+        return value.expand(broadcast_shapes(value.shape, shape[-1:]))
     if not initial.event_shape:
         return initial.expand(shape[-1:]).to_event(1)
     if initial.event_shape != shape[-1:]:
@@ -75,9 +76,10 @@ def expand_initial(
     return initial
 
 
-def check_draw(path: PathDistribution, draw: Draw | LeanDraw) -> None:
-    if draw.scale is not None:
-        check_scale(path, torch.stack([scale.detach() for scale in draw.scale]))
+def check_draw(path: PathDistribution, draw: AnyDraw) -> None:
+    scales = draw.scales()
+    if scales is not None:
+        check_scale(path, scales)
     value = draw.value.detach()
     # A sum is finite only if all its terms are, and needs no mask as large as the path.
     if bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()):

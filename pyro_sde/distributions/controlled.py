@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .fused import FusedDraw, TanhSteps, simulate_at_once
 from .path import Draw, PathDistribution
 from .util import check_shape
 
@@ -30,6 +31,8 @@ class ControlledPath(PathDistribution):
     :param control: u, any callable of ``(t, z)`` that returns the shape of ``z``, each row of the
         batch treated alone. One with a method ``on_grid(t)`` is asked once per path for a
         function ``(i, z)`` of the step's number, to do ahead what does not depend on the state.
+        Where that is a :class:`~pyro_sde.distributions.fused.TanhSteps` and the prior is linear
+        and Gaussian, the path is one operation.
     :param initial: The law of the state at ``t_0``; by default the prior's.
     :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
         pair ``(u, log c)``.
@@ -107,13 +110,30 @@ class ControlledPath(PathDistribution):
     def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
         return self.prior.milstein(t, dt, z, scale)
 
-    def _controlled_kernel(
-        self, z0: Tensor
+    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw | FusedDraw:
+        t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
+        prepare = getattr(self.control, "on_grid", None)
+        control = None if prepare is None else prepare(t)
+        if isinstance(control, TanhSteps) and self._can_fuse(control, z0):
+            affine = self.prior.affine()
+            if affine is not None and affine[2].dtype == z0.dtype:
+                return simulate_at_once(affine, control, dt.sqrt(), z0, eps)
+        return self._simulate_by_steps(z0, eps, t, dt, control)
+
+    def _can_fuse(self, control: TanhSteps, z0: Tensor) -> bool:
+        return (
+            self.contraction is (True if control.contraction else None)
+            and control.fits(z0)
+            and not torch.is_autocast_enabled(z0.device.type)
+            and torch._C._functorch.peek_interpreter_stack() is None
+        )
+
+    def _kernel(
+        self, t: Tensor, dt: Tensor, control: Callable[[int, Tensor], Any] | None
     ) -> Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
         """From the step's number and state to mean, scale, u and log c."""
         step = self.prior.kernel()
-        t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
-        evaluate = self._on_grid(t)
+        evaluate = self._on_grid(control)
         roots, ts = dt.sqrt().unbind(0), t.unbind(0)
 
         def at(i: int, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -124,8 +144,10 @@ class ControlledPath(PathDistribution):
 
         return at
 
-    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
-        step = self._controlled_kernel(z0)
+    def _simulate_by_steps(
+        self, z0: Tensor, eps: Tensor, t: Tensor, dt: Tensor, control: Any
+    ) -> Draw:
+        step = self._kernel(t, dt, control)
         z = [z0]
         means: list[Tensor] = []
         scales: list[Tensor] = []
@@ -143,11 +165,11 @@ class ControlledPath(PathDistribution):
         value = torch.stack(z, -2)
         return Draw(value, has_grad, z[:-1], means, scales, eps, us, log_cs or None)
 
-    def _on_grid(self, t: Tensor) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        prepare = getattr(self.control, "on_grid", None)
-        if prepare is None:
+    def _on_grid(
+        self, control: Callable[[int, Tensor], Any] | None
+    ) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
+        if control is None:
             return lambda i, ti, z: self.evaluate(ti, z)
-        control = prepare(t)
 
         def evaluate(i: int, ti: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
             log_c = self.contraction(ti, z) if callable(self.contraction) else None

@@ -42,12 +42,13 @@ class LeanDraw:
     terms: LeanTerms | None = None
     """Against the prior, for a path pushed by a control: they cost no second pass there."""
 
-    scale = None
-
     @property
     def z(self) -> tuple[Tensor, ...]:
         """The states, but for the last."""
         return self.value.unbind(-2)[:-1]
+
+    def scales(self) -> None:
+        """None: each was checked when its step was made."""
 
     def control_at(self, i: int) -> Tensor | None:
         return self.control(i)

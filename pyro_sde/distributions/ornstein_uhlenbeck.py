@@ -7,6 +7,7 @@ from pyro.distributions import Normal
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from .fused import Affine
 from .path import PathDistribution, Step
 from .util import as_parameters, phi, with_time
 
@@ -83,11 +84,13 @@ class OrnsteinUhlenbeck(PathDistribution):
         return -self.rate * (z - self.loc), self.scale.expand_as(z)
 
     def kernel(self) -> Step:
+        decay, shift, scale = (x.unbind(0) for x in self.affine())
+        return lambda i, z: (torch.addcmul(shift[i], z, decay[i]), scale[i])
+
+    def affine(self) -> Affine:
         _, dt = self.step_times(0)
         decay, scale = self._coefficients(dt)
-        shift = (self.loc * (1 - decay)).expand_as(decay + self.loc).unbind(0)
-        decays, scales = decay.unbind(0), scale.unbind(0)
-        return lambda i, z: (torch.addcmul(shift[i], z, decays[i]), scales[i])
+        return decay, self.loc * (1 - decay), scale
 
     @property
     def mean(self) -> Tensor:

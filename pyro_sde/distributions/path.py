@@ -14,6 +14,7 @@ from torch.distributions import Distribution, constraints
 
 from .._lean import check_memory
 from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
+from .fused import Affine, FusedDraw
 from .guard import refuse_unsupported_inference, scoring_is_deferred
 from .lean import LeanDraw, simulate
 from .refine import refined_sample
@@ -42,15 +43,22 @@ class Draw:
     u: list[Tensor] | None = None
     log_c: list[Tensor] | None = None
 
+    def scales(self) -> Tensor:
+        """The scale of every step, time first."""
+        return torch.stack([scale.detach() for scale in self.scale])
+
     def control_at(self, i: int) -> Tensor | None:
         return None if self.u is None else self.u[i]
+
+
+AnyDraw = Draw | FusedDraw | LeanDraw
 
 
 class _Origin:
     """The identity of a process, shared with its expanded copies, and what it drew last."""
 
     def __init__(self) -> None:
-        self.last: Draw | LeanDraw | None = None
+        self.last: AnyDraw | None = None
 
     def __getstate__(self) -> dict:
         return {}  # a draw belongs to a graph, which can be neither copied nor saved
@@ -135,6 +143,11 @@ class PathDistribution(TorchDistribution):
         t, dt = self.step_times()
         return lambda i, z: self.transition(t[i], dt[i], z)
 
+    def affine(self) -> Affine | None:
+        """Decay, shift and scale of every step, time first, if the mean is shift + decay z and
+        the scale does not depend on the state; else None."""
+        return None
+
     def control_step(
         self, t: Tensor, dt: Tensor, z: Tensor
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
@@ -200,7 +213,7 @@ class PathDistribution(TorchDistribution):
             z0 = self.initial.expand(self.batch_shape).rsample(sample_shape)
         return z0.to(torch.promote_types(z0.dtype, self.times.dtype))
 
-    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw:
+    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw | FusedDraw:
         step, z = self.kernel(), [z0]
         means, scales = [], []
         for i, e in enumerate(eps.unbind(0)):
@@ -210,7 +223,7 @@ class PathDistribution(TorchDistribution):
             scales.append(scale)
         return Draw(torch.stack(z, -2), torch.is_grad_enabled(), z[:-1], means, scales, eps)
 
-    def recall(self, value: Tensor) -> Draw | LeanDraw | None:
+    def recall(self, value: Tensor) -> AnyDraw | None:
         """How ``value`` was drawn, if it is the very tensor that was drawn last."""
         draw = self._origin.last
         if draw is None or value is not draw.value:

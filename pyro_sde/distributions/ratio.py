@@ -26,12 +26,22 @@ def martingale(w: Tensor, log_c: Tensor | None, eps: Tensor) -> Tensor:
     return w * log_c.exp() * eps + 0.5 * torch.expm1(2 * log_c) * (eps.square() - 1)
 
 
-def stopped(w: Tensor, log_c: Tensor | None, eps: Tensor) -> Tensor:
+def stopped(
+    w: Tensor,
+    log_c: Tensor | None,
+    eps: Tensor,
+    of_states: tuple[Tensor, Tensor | None] | None = None,
+) -> Tensor:
     """log q - log p with the parameters stopped in the densities: they keep the gradient that
-    they have through the displacement w + c eps, which made the path."""
+    they have through the displacement w + c eps, which made the path.
+
+    ``of_states`` are w and log c with a gradient by the states, which then have their share.
+    """
+    fixed_w, fixed_log_c = of_states or (w.detach(), None)
     if log_c is None:
-        return 0.5 * w.square() + w.detach() * eps
-    fixed_w, fixed_log_c = w.detach(), log_c.detach()
+        return torch.addcmul(0.5 * w.square(), fixed_w, eps)
+    if fixed_log_c is None:
+        fixed_log_c = log_c.detach()
     xi = w + log_c.exp() * eps
     back = (xi - fixed_w) * (-fixed_log_c).exp()
     return 0.5 * (xi.square() - back.square()) - fixed_log_c

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -12,11 +14,14 @@ __all__ = ["as_parameters", "broadcast_shapes", "check_shape", "phi", "with_time
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
-    """``torch.broadcast_shapes``, which is slow, but for where it has nothing to do."""
-    different = {tuple(s) for s in shapes} - {()}
-    if len(different) > 1:
-        return torch.broadcast_shapes(*different)
-    return torch.Size(different.pop() if different else ())
+    """As ``torch.broadcast_shapes``, which costs as much as several operations on small tensors."""
+    result = []
+    for sizes in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
+        size = {n for n in sizes if n != 1} or {1}
+        if len(size) > 1:
+            raise RuntimeError(f"shapes {[tuple(s) for s in shapes]} do not broadcast together")
+        result.append(size.pop())
+    return torch.Size(reversed(result))
 
 
 def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ...]]:
@@ -32,7 +37,8 @@ def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ..
             f"parameters must broadcast to batch_shape + (D,): found shapes {found}"
         ) from e
     for name, v in tensors.items():
-        if not bool(torch.isfinite(v).all()):
+        # A sum is finite only if all its terms are, and an operation less.
+        if not (math.isfinite(v.detach().sum()) or bool(torch.isfinite(v).all())):
             raise ValueError(f"{name} must be finite: found {v[~torch.isfinite(v)].tolist()}")
         if name == "scale" and not bool((v > 0).all()):
             raise ValueError(
@@ -69,12 +75,12 @@ def phi(x: Tensor) -> Tensor:
     Below 1e-2 the quotient's gradient cancels; there seven terms of the series leave an error
     under 1e-18.
     """
-    small = x.abs() < 1e-2
-    y = torch.where(small, torch.ones_like(x), x)
+    small, one = x.abs() < 1e-2, torch.ones_like(x)
+    y = torch.where(small, one, x)
     w = torch.where(small, x, torch.zeros_like(x))
-    series = torch.ones_like(w)
+    series = one
     for k in range(7, 1, -1):
-        series = 1 - w / k * series
+        series = torch.addcmul(one, w, series, value=-1 / k)
     return torch.where(small, series, -torch.expm1(-y) / y)
 
 

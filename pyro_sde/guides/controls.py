@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..distributions.fused import TanhSteps, tanh_network
 
 __all__ = ["MLPControl"]
 
@@ -98,11 +100,12 @@ class MLPControl(nn.Module):
             features.append(torch.lerp(self.embedding[left], self.embedding[right], weight))
         return torch.cat(features, -1)
 
-    def _run(self, z: Tensor, biases: Sequence[Tensor]) -> Output:
-        h = z
-        for layer, bias in zip(self.layers, biases, strict=True):
-            h = torch.tanh(_affine(h, layer, bias))
-        out = self.last(h)
+    def _weights(self) -> list[Any]:
+        return [layer.weight for layer in self.layers]
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
+        last = (self.last.weight, self.last.bias)
+        out = tanh_network(z, self._weights(), self._biases(t, context), last)
         if not self.contraction:
             return out
         u, log_c = out.chunk(2, -1)
@@ -115,20 +118,10 @@ class MLPControl(nn.Module):
             biases[0] = biases[0] + self.context(context)
         return biases
 
-    def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
-        return self._run(z, self._biases(t, context))
-
-    def on_grid(self, t: Tensor, context: Tensor | None = None) -> Callable[[int, Tensor], Output]:
+    def on_grid(self, t: Tensor, context: Tensor | None = None) -> TanhSteps:
         """The control as a function of the step's number, all biases computed now."""
         biases = self._biases(t, context)
         if biases[0].numel() == len(t) * biases[0].shape[-1]:
             biases = [b.reshape(len(t), -1) for b in biases]
-        steps = list(zip(*(b.unbind(0) for b in biases), strict=True))
-        return lambda i, z: self._run(z, steps[i])
-
-
-def _affine(h: Tensor, layer: Any, bias: Tensor) -> Tensor:
-    """One fused operation where the bias is the same for all rows."""
-    if bias.dim() == 1:
-        return nn.functional.linear(h, layer.weight, bias)
-    return nn.functional.linear(h, layer.weight) + bias
+        last = (self.last.weight, self.last.bias)
+        return TanhSteps(self._weights(), biases, last, self.contraction)

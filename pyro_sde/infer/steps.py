@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..distributions import ratio
 from ..distributions.controlled import ControlledPath
+from ..distributions.fused import FusedDraw
 from ..distributions.lean import LeanDraw, LeanTerms, terms_of
 from ..distributions.ode import ODEPath
 from ..distributions.path import Draw, PathDistribution
@@ -37,6 +38,8 @@ class Steps:
     eps: Tensor
     taps: Callable[[Tensor, Tensor | None], Iterable[_Tap]]
     """Given the derivatives of the log ratio with respect to w and log c, where those come from."""
+    of_states: tuple[Tensor, Tensor | None] | None = None
+    """w and log c with a gradient by the states alone, where they are known: no taps then."""
 
     def kl(self) -> Tensor:
         return ratio.kl(self.w, self.log_c).sum((0, -1))
@@ -51,8 +54,8 @@ class Steps:
         the densities that weigh it see only its states.
         """
         eps = self.eps.detach()
-        result = ratio.stopped(self.w, self.log_c, eps).sum((0, -1))
-        if not torch.is_grad_enabled():
+        result = ratio.stopped(self.w, self.log_c, eps, self.of_states).sum((0, -1))
+        if self.of_states is not None or not torch.is_grad_enabled():
             return result
         return result + _through_states(self.taps(*ratio.slopes(self.log_c, eps)), eps.dim())
 
@@ -140,6 +143,10 @@ def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:
     root, draw = dt.sqrt(), q.recall(value)
     if isinstance(draw, LeanDraw) and draw.terms is not None:
         return LeanSteps(draw.terms)
+    if isinstance(draw, FusedDraw):
+        u, log_c = draw.of_states
+        of_states = root.detach() * u, log_c
+        return Steps(root * draw.u, draw.log_c, draw.eps, lambda *_: (), of_states)
     if isinstance(draw, Draw) and draw.u is not None:
         us, log_cs, states = draw.u, draw.log_c, draw.z
         u, eps = torch.stack(us), draw.eps
@@ -179,6 +186,8 @@ def _compare_transitions(
         return _compare_leanly(q, p, draw, t, dt)
     z = time_first[:-1]
     mean_p, scale_p = p.transition(t, dt, z)
+    if isinstance(draw, FusedDraw):
+        draw = None
     if draw is not None:
         mean_q, eps = torch.stack(draw.mean), draw.eps
         scale_q = torch.stack([s.expand(mean_q.shape[1:]) for s in draw.scale])

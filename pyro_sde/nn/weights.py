@@ -36,7 +36,8 @@ class Skeleton(nn.Module):
         self._take_apart()
         if not self.shapes:
             raise ValueError("field has no parameters that need a gradient: nothing to infer")
-        self.dim = sum(shape.numel() for shape in self.shapes)
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.dim = sum(self.sizes)
         convolutions = [m for m in field.modules() if isinstance(m, nn.modules.conv._ConvNd)]
         self.event_dim = max([1, *(m.weight.dim() - 1 for m in convolutions)])
 
@@ -78,10 +79,8 @@ class Skeleton(nn.Module):
 
     def unflatten(self, w: Tensor) -> list[Tensor]:
         """The parameters of their own shapes, from vectors of shape ``(..., D)``."""
-        parts = w.split([shape.numel() for shape in self.shapes], -1)
-        return [
-            p.reshape(w.shape[:-1] + shape) for p, shape in zip(parts, self.shapes, strict=True)
-        ]
+        parts, lead = w.split_with_sizes(self.sizes, -1), w.shape[:-1]
+        return [p.reshape(lead + shape) for p, shape in zip(parts, self.shapes, strict=True)]
 
     def forward(self, t: Tensor, h: Tensor, w: Tensor) -> Tensor:
         parameters = {

@@ -169,7 +169,7 @@ def reference(steps=512):
     h0 = torch.cat([X, torch.zeros_like(X)], -1)
     h = integrate(block._field()[0], h0, draw.value, block.times, method="heun")
     mean = net.head(h).squeeze(-1)
-    kl = 0.5 * torch.stack(draw.u).square().sum() / steps
+    kl = 0.5 * draw.u.square().sum() / steps
     loss = kl - dist.Normal(mean, 0.2).log_prob(Y).sum()
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return loss.item(), [torch.zeros(1) if g is None else g for g in gradients]

@@ -1,0 +1,153 @@
+"""Paths that are one operation: a linear Gaussian process pushed by a tanh network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .at_once import run_at_once
+from .at_once_vjp import Inputs
+from .util import broadcast_shapes
+
+__all__ = ["Affine", "FusedDraw", "TanhSteps", "simulate_at_once", "tanh_network"]
+
+Affine = tuple[Tensor, Tensor, Tensor]
+"""Decay, shift and scale of every step, time first: z moves to N(shift + decay z, scale^2)."""
+
+
+def tanh_network(
+    z: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], last: tuple[Tensor, Tensor]
+) -> Tensor:
+    for weight, bias in zip(weights, biases, strict=True):
+        # One operation less where the bias is the same for all rows.
+        h = linear(z, weight, bias) if bias.dim() == 1 else linear(z, weight) + bias
+        z = torch.tanh(h)
+    return linear(z, *last)
+
+
+@dataclass
+class TanhSteps:
+    """A tanh network of the state on a grid, as a function of the step's number.
+
+    The ``on_grid`` of a control may return it, for its paths to be simulated in one operation.
+
+    :param weights: Those of the hidden layers, of shape ``(out, in)``.
+    :param biases: Those of the hidden layers, time first: of shape ``(N, out)`` or, where they
+        differ within a batch, ``(N, ..., out)``.
+    :param last: Weight and bias of the output.
+    :param contraction: Whether the output is u and log c, side by side.
+    """
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+    last: tuple[Tensor, Tensor]
+    contraction: bool = False
+
+    @cached_property
+    def _at(self) -> list[tuple[Tensor, ...]]:
+        return list(zip(*(b.unbind(0) for b in self.biases), strict=True))
+
+    def __call__(self, i: int, z: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        out = tanh_network(z, self.weights, self._at[i], self.last)
+        if not self.contraction:
+            return out
+        u, log_c = out.chunk(2, -1)
+        return u, log_c
+
+    def fits(self, z: Tensor) -> bool:
+        """Whether it maps states like ``z`` to outputs of the same batch, dtype and device."""
+        tensors = (*self.weights, *self.biases, *self.last)
+        outputs = (2 if self.contraction else 1) * z.shape[-1]
+        return (
+            all(x.dtype == z.dtype and x.device == z.device for x in tensors)
+            and self.weights[0].shape[1] == z.shape[-1]
+            and self.last[0].shape[0] == outputs
+            and all(b.dim() == 2 or _fits(b.shape[1:-1], z.shape[:-1]) for b in self.biases)
+        )
+
+
+def _fits(shape: torch.Size, batch: torch.Size) -> bool:
+    try:
+        return broadcast_shapes(shape, batch) == batch
+    except RuntimeError:
+        return False
+
+
+@dataclass
+class FusedDraw:
+    """How a path was made: see :class:`~pyro_sde.distributions.path.Draw`.
+
+    u and log c have time first; ``of_states`` is the two of them again, with a gradient by the
+    states that does not reach the parameters of the control.
+    """
+
+    value: Tensor
+    has_grad: bool
+    eps: Tensor
+    prior_scale: Tensor
+    u: Tensor
+    log_c: Tensor | None
+    of_states: tuple[Tensor, Tensor | None]
+
+    @property
+    def z(self) -> tuple[Tensor, ...]:
+        """The states, but for the last."""
+        return self.value.unbind(-2)[:-1]
+
+    def scales(self) -> Tensor:
+        """The scale of every step, time first."""
+        scale = self.prior_scale.detach()
+        if self.log_c is None:
+            return scale
+        c = self.log_c.detach().exp()
+        return _with_ones(scale, c.dim()) * c
+
+    def control_at(self, i: int) -> Tensor:
+        return self.u[i]
+
+
+def simulate_at_once(
+    affine: Affine, net: TanhSteps, root: Tensor, z0: Tensor, eps: Tensor
+) -> FusedDraw:
+    """The path from ``z0`` with the noise ``eps``; ``root`` is the square root of every step."""
+    n, batch, d = len(eps), z0.shape[:-1], z0.shape[-1]
+    decay, shift, scale, root, *biases = (_by_rows(x, batch) for x in (*affine, root, *net.biases))
+    inputs = Inputs(
+        z0.reshape(-1, d),
+        decay,
+        shift,
+        scale * root,
+        scale,
+        *net.last,
+        tuple(net.weights),
+        tuple(biases),
+    )
+    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs)
+    value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
+    (u, log_c), of_states = (_split(x.reshape(n, *batch, -1), net.contraction) for x in outs)
+    return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
+
+
+def _split(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:
+    if not contraction:
+        return out, None
+    u, log_c = out.chunk(2, -1)
+    return u, log_c
+
+
+def _by_rows(x: Tensor, batch: torch.Size) -> Tensor:
+    """From ``(N, ..., K)`` to ``(N, rows, K)``, or to ``(N, 1, K)`` where all rows agree."""
+    n, k = x.shape[0], x.shape[-1]
+    if x.numel() == n * k:
+        return x.reshape(n, 1, k)
+    return _with_ones(x, len(batch) + 2).expand(n, *batch, k).reshape(n, -1, k)
+
+
+def _with_ones(x: Tensor, ndim: int) -> Tensor:
+    """Time stays first; the other dimensions are broadcast from the right."""
+    return x.reshape(x.shape[:1] + (1,) * (ndim - x.dim()) + x.shape[1:])

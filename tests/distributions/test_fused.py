@@ -1,0 +1,226 @@
+"""A path that is one operation equals the same path step by step."""
+
+import itertools
+
+import pytest
+import torch
+from pyro.distributions import Normal
+
+from pyro_sde import MLPControl
+from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, at_once
+from pyro_sde.distributions.fused import FusedDraw
+from pyro_sde.distributions.path import Draw
+from pyro_sde.infer.girsanov import path_divergence
+
+GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
+ESTIMATORS = ("kl", "full", "stl")
+
+
+class ByStep:
+    """The same control, of which a path does not know what it is made of."""
+
+    def __init__(self, control):
+        self.control = control
+
+    def __call__(self, *args):
+        return self.control(*args)
+
+    def on_grid(self, t):
+        steps = self.control.on_grid(t)
+        return lambda i, z: steps(i, z)
+
+
+class WithContext:
+    def __init__(self, control, context):
+        self.control, self.context = control, context
+
+    def __call__(self, t, z):
+        return self.control(t, z, self.context)
+
+    def on_grid(self, t):
+        return self.control.on_grid(t, self.context)
+
+
+def leaf(*shape):
+    return (0.5 + torch.rand(shape)).requires_grad_()
+
+
+def control_of(dim, **options):
+    control = MLPControl(dim, options.pop("hidden", (5, 6)), times=GRID, **options)
+    with torch.no_grad():
+        for p in control.parameters():
+            p.add_(0.4 * torch.randn_like(p))
+    return control
+
+
+def ou(dim, batch=(), times=GRID):
+    rate, loc, scale, start = leaf(*batch, 1), leaf(dim), leaf(*batch, dim), leaf(dim)
+    return [rate, loc, scale, start], lambda: OrnsteinUhlenbeck(rate, loc, scale, times, start)
+
+
+def ou_random_start(dim, batch=(), times=GRID):
+    rate, loc, scale = leaf(), leaf(), leaf(dim)
+    return [rate, loc, scale], lambda: OrnsteinUhlenbeck(rate, loc, scale, times).expand(batch)
+
+
+def brownian(dim, batch=(), times=GRID):
+    scale, drift, mean = leaf(), leaf(*batch, dim), leaf(dim)
+    return [scale, drift, mean], lambda: BrownianMotion(
+        scale, times, Normal(mean, 0.3).to_event(1), drift
+    )
+
+
+def loss_of(prior, control, contraction, estimator, shape):
+    p = prior()
+    q = ControlledPath(p, control, contraction=contraction)
+    torch.manual_seed(3)
+    z = q.rsample(shape)
+    term = path_divergence(q, p, z, estimator)
+    weights = torch.linspace(1, 2, z[0].numel() if z.dim() > 2 else z.numel())
+    return q, (z.sin() * weights.reshape(z.shape[-2:] if z.dim() < 3 else z.shape[1:])), term
+
+
+def check(prior, inputs, control, contraction, estimator, shape=()):
+    found = []
+    for c, kind in ((control, FusedDraw), (ByStep(control), Draw)):
+        q, z, term = loss_of(prior, c, contraction, estimator, shape)
+        assert isinstance(q._origin.last, kind)
+        loss = z.sum() + (term * torch.linspace(1, 3, term.numel()).reshape(term.shape)).sum()
+        grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+        found.append([z, term, *(torch.zeros(()) if g is None else g for g in grads)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert all(g.abs().max() > 0 for g in found[0][2:])
+
+
+@pytest.mark.parametrize("process", [ou, ou_random_start, brownian])
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("dim", [1, 3])
+def test_equals_its_steps(process, contraction, estimator, dim):
+    control = control_of(dim, contraction=contraction)
+    for shape, batch in itertools.product([(), (4,), (2, 3)], [(), (2,)]):
+        parameters, prior = process(dim, batch)
+        inputs = [*parameters, *control.parameters()]
+        check(prior, inputs, control, contraction, estimator, shape)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("hidden", [(4,), (3, 2, 4)])
+@pytest.mark.parametrize("block", [1, 30])
+def test_any_depth_and_any_block(estimator, hidden, block, monkeypatch):
+    monkeypatch.setattr(at_once, "BLOCK", block)
+    for dim in (1, 2):
+        control = control_of(dim, hidden=hidden)
+        parameters, prior = ou(dim)
+        check(prior, [*parameters, *control.parameters()], control, None, estimator, (3,))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_grid_for_each_series_and_gradients_by_the_times(estimator):
+    times = torch.stack([GRID, 1.5 * GRID]).requires_grad_()
+    control = control_of(2)
+    parameters, prior = ou(2, (2,), times)
+    for shape in ((), (3,)):
+        inputs = [times, *parameters, *control.parameters()]
+        check(prior, inputs, control, None, estimator, shape)
+
+
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize(
+    "size, shape",
+    [((4,), ()), ((2, 4), ()), ((2, 4), (3,)), ((5, 2, 4), ()), ((5, 1, 2, 4), (3,))],
+)
+def test_a_context_of_each_element_and_of_time(contraction, size, shape):
+    """Of shape (5, ...) it differs from step to step."""
+    control = control_of(2, context=4, contraction=contraction)
+    context = leaf(*size)
+    parameters, prior = ou(2, (2,))
+    inputs = [context, *parameters, *control.parameters()]
+    check(prior, inputs, WithContext(control, context), contraction, "stl", shape)
+
+
+def test_gradients_by_some_inputs_only():
+    control = control_of(3)
+    parameters, prior = ou(3)
+    for needed in (parameters[:1], parameters[3:], [control.last.weight], [control.embedding]):
+        for x in (*parameters, *control.parameters()):
+            x.requires_grad_(any(x is y for y in needed))
+        for estimator in ESTIMATORS:
+            check(prior, needed, control, None, estimator, (2,))
+
+
+def test_no_gradients_keep_no_units():
+    control = control_of(2, contraction=True)
+    _, prior = ou(2)
+    with torch.no_grad():
+        draws = []
+        for c in (control, ByStep(control)):
+            torch.manual_seed(0)
+            draws.append(ControlledPath(prior(), c, contraction=True).rsample((4,)))
+    torch.testing.assert_close(*draws, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("estimator", ["kl", "full"])
+def test_gradients_of_gradients(dim, contraction, estimator):
+    control = control_of(dim, contraction=contraction)
+    parameters, prior = ou(dim)
+    inputs = [*parameters, *control.parameters()]
+    found = []
+    for c in (control, ByStep(control)):
+        _, z, term = loss_of(prior, c, contraction, estimator, (2,))
+        first = torch.autograd.grad(z.sum() + term.sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_not_one_operation_goes_by_steps():
+    control, contracting = control_of(2), control_of(2, contraction=True)
+    _, prior = ou(2)
+
+    def kind(*args):
+        q = ControlledPath(prior(), *args)
+        q.rsample()
+        return type(q._origin.last)
+
+    log_c = lambda t, z: -z.square()  # noqa: E731
+    assert kind(control, None) is kind(contracting, None, True) is FusedDraw
+    assert kind(control, None, log_c) is Draw
+
+
+def test_inside_of_torch_func():
+    """A custom operation has no rule for forward derivatives."""
+    control = control_of(2)
+
+    def end(start):
+        p = OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID, start, validate_args=False)
+        torch.manual_seed(0)
+        return ControlledPath(p, control, validate_args=False).rsample()[-1].sum()
+
+    start, h = torch.tensor([0.3, -0.2]), torch.tensor([1e-6, 0.0])
+    difference = (end(start + h) - end(start - h)) / 2e-6
+    found = torch.func.grad(end)(start)[0]
+    torch.testing.assert_close(found, difference, rtol=1e-6, atol=1e-6)
+
+
+def test_refusals():
+    _, prior = ou(2)
+    with pytest.raises(ValueError, match=r"must return a pair \(u, log c\), found Tensor"):
+        ControlledPath(prior(), control_of(2), contraction=True).rsample()
+    with pytest.raises(ValueError, match=r"control.* returned shape"):
+        net = control_of(2)
+        net.last = torch.nn.Linear(6, 3)
+        ControlledPath(prior(), net).rsample()
+    broken = control_of(2)
+    with torch.no_grad():
+        broken.last.bias[1] = torch.nan
+    with pytest.raises(ValueError, match=r"the control of ControlledPath .* at t=0,"):
+        ControlledPath(prior(), broken).rsample()
+    shrinking = control_of(2, contraction=True)
+    with torch.no_grad():
+        shrinking.last.bias[2:] = -2000.0
+    with pytest.raises(ValueError, match="scale of ControlledPath must be positive: found 0 at"):
+        ControlledPath(prior(), shrinking, contraction=True).rsample()
