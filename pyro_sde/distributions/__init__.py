@@ -4,6 +4,7 @@ from .brownian import BrownianMotion, GeometricBrownianMotion
 from .controlled import ControlledPath
 from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
+from .poisson_process import PoissonProcess
 from .sde import SDEPath
 from .tolerance import Solve, tolerance
 
@@ -13,6 +14,7 @@ __all__ = [
     "GeometricBrownianMotion",
     "OrnsteinUhlenbeck",
     "PathDistribution",
+    "PoissonProcess",
     "SDEPath",
     "Solve",
     "tolerance",
