@@ -130,7 +130,7 @@ def figure(args: argparse.Namespace, grid: Tensor, draws: dict[str, Tensor], pas
         ax.set(ylabel=f"thousand {name}", xticks=range(1900, 1921, 5))
         ax.spines[["top", "right"]].set_visible(False)
     fig.axes[0].set_title("Lotka-Volterra SDE, Hudson Bay pelts", fontsize=11)
-    fig.axes[0].legend(frameon=False, fontsize=8, loc="upper center")
+    fig.axes[0].legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.42, 1))
     for k, (name, published) in enumerate(ODE.items()):
         ax = fig.add_subplot(cells[k // 2, 2 + k % 2])
         ax.hist(draws[name], bins=50, density=True, color=POSTERIOR, alpha=0.5)
