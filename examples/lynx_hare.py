@@ -6,8 +6,9 @@ In logarithms of the populations, x of the hares and y of the lynx,
 
 All four rates, both diffusions and the error of the counts are latents. The numbers: how many of
 the counts lie in the 90 % band of the posterior predictive, those of the last years held out too,
-and the rates beside those of the ODE without diffusion (B. Carpenter, Predator-Prey Population
-Dynamics: the Lotka-Volterra model in Stan, 2018).
+and the rates beside those of the ODE (B. Carpenter, Predator-Prey Population Dynamics: the
+Lotka-Volterra model in Stan, 2018). The rates' means are those of NUTS on this model; the intervals
+are about half as wide (alpha: 0.46 to 0.58, NUTS 0.41 to 0.62), as the control reads no rates.
 """
 
 import argparse
@@ -46,14 +47,13 @@ def fit(args: argparse.Namespace, years: Tensor, pelts: Tensor) -> tuple[Tensor,
     """The grid and draws from the posterior given the first ``len(pelts)`` of the years."""
     pyro.set_rng_seed(args.seed)
     pyro.clear_param_store()
-    dt = 1 / args.steps
-    grid = time_grid(years[0], years[-1], dt=dt)
+    grid = time_grid(years[0], years[-1], dt=1 / args.steps)
 
     def model(pelts: Tensor | None = None) -> None:
         alpha, beta, gamma, delta = (pyro.sample(k, dist.LogNormal(-0.5, 0.7)) for k in ODE)
         noise = dist.LogNormal(math.log(0.15), 0.5)
-        s_1, s_2, error = (pyro.sample(k, noise) for k in NOISES)
-        diffusion = torch.stack([s_1, s_2], -1)
+        *diffusion, error = (pyro.sample(k, noise) for k in NOISES)
+        g = torch.stack(diffusion, -1)
         growth, contact = torch.stack([alpha, -gamma], -1), torch.stack([-beta, delta], -1)
 
         def field(z: Tensor) -> Tensor:
@@ -62,23 +62,23 @@ def fit(args: argparse.Namespace, years: Tensor, pelts: Tensor) -> tuple[Tensor,
 
         def drift(t: Tensor, z: Tensor) -> Tensor:
             # The midpoint rule: steps of Euler's leave the orbit outwards, and the rates adapt.
-            return field(z + 0.5 * dt * field(z))
+            return field(z + 0.5 / args.steps * field(z))
 
         start = dist.Normal(torch.zeros(2), 1.0).to_event(1)
-        z = pyro.sample("z", SDEPath(drift, lambda t, z: diffusion, start, grid))
+        z = pyro.sample("z", SDEPath(drift, lambda t, z: g, start, grid))
         loc = select(z, grid, years if pelts is None else years[: len(pelts)]) + UNITS.log()
         law = dist.LogNormal(loc, error.unsqueeze(-1).unsqueeze(-1)).to_event(2)
         pyro.sample("pelts", law, obs=pelts)
 
-    rest = partial(AutoMultivariateNormal, init_loc_fn=init_to_median)
-    guide = AutoSDE(model, contraction=True, rest=rest)
+    rates = partial(AutoMultivariateNormal, init_loc_fn=init_to_median)
+    guide = AutoSDE(model, contraction=True, rest=rates)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, pelts, clip=10.0)
-    final = TraceSDE_ELBO(num_particles=SAMPLES, vectorize_particles=True)
+    elbo.num_particles = SAMPLES
     with torch.no_grad():
-        print(f"{len(pelts)} years: ELBO {-final.loss(model, guide, pelts):.2f}")
-    draws = Predictive(model, guide=guide, num_samples=SAMPLES, parallel=True)()
-    draws = {k: v.squeeze() for k, v in draws.items()}
+        print(f"{len(pelts)} years: ELBO {-elbo.loss(model, guide, pelts):.2f}")
+    predictive = Predictive(model, guide=guide, num_samples=SAMPLES, parallel=True)
+    draws = {k: v.squeeze() for k, v in predictive().items()}
     draws["beta"], draws["delta"] = draws["beta"] / UNITS[1], draws["delta"] / UNITS[0]
     return grid, draws
 
@@ -95,12 +95,12 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     grid, draws = fit(args, years, pelts)
     _, past = fit(args, years, pelts[:known])
     forecast, future = past["pelts"][:, known:], pelts[known:]
-    error = (forecast.median(0).values.log() - future.log()).square().mean().sqrt().item()
-    still = (pelts[known - 1].log() - future.log()).square().mean().sqrt().item()
-    result = {"coverage": inside(draws["pelts"], pelts), "forecast": inside(forecast, future)}
-    result |= {"RMSE": error, "RMSE, last value": still}
-    print(f"in the 90 % band: {result['coverage']:.0%} of {pelts.numel()} counts; ", end="")
-    print(f"held out, {result['forecast']:.0%} of {future.numel()}")
+    guesses = (forecast.median(0).values, pelts[known - 1])
+    fitted, ahead = inside(draws["pelts"], pelts), inside(forecast, future)
+    error, still = ((guess.log() - future.log()).square().mean().sqrt().item() for guess in guesses)
+    result = {"coverage": fitted, "forecast": ahead, "RMSE": error, "RMSE, last value": still}
+    print(f"in the 90 % band: {fitted:.0%} of {pelts.numel()} counts; ", end="")
+    print(f"of {future.numel()} held out {ahead:.0%}")
     print(f"error of the forecast, in logarithms: {error:.2f}; of the last value kept {still:.2f}")
     for name in (*ODE, *NOISES):
         low, _, high = torch.quantile(draws[name], LEVELS).tolist()
@@ -115,13 +115,12 @@ def figure(args: argparse.Namespace, grid: Tensor, draws: dict[str, Tensor], pas
     years, pelts = load()
     fig = plt.figure(figsize=(11.5, 5))
     cells = fig.add_gridspec(2, 4, width_ratios=[1.4, 1.4, 1, 1], hspace=0.42, wspace=0.25)
-    paths = draws["z"].exp() * UNITS
     ahead = slice(len(years) - args.holdout - 1, None)
     for k, name in enumerate(["hares", "lynx"]):
         ax = fig.add_subplot(cells[k, :2])
         low, _, high = torch.quantile(draws["pelts"][..., k], LEVELS, dim=0)
         ax.fill_between(years, low, high, color=POSTERIOR, alpha=0.15, label="counts, 90 %")
-        low, middle, high = torch.quantile(paths[..., k], LEVELS, dim=0)
+        low, middle, high = torch.quantile(UNITS[k] * draws["z"][..., k].exp(), LEVELS, dim=0)
         ax.fill_between(grid, low, high, color=POSTERIOR, alpha=0.35, label="population, 90 %")
         ax.plot(grid, middle, color=POSTERIOR, lw=1.2)
         band = torch.quantile(past[:, ahead, k], LEVELS[[0, 2]], dim=0).T
