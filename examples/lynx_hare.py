@@ -7,8 +7,8 @@ In logarithms of the populations, x of the hares and y of the lynx,
 All four rates, both diffusions and the error of the counts are latents. The numbers: how many of
 the counts lie in the 90 % band of the posterior predictive, those of the last years held out too,
 and the rates beside those of the ODE (B. Carpenter, Predator-Prey Population Dynamics: the
-Lotka-Volterra model in Stan, 2018). The rates' means are those of NUTS on this model; the intervals
-are about half as wide (alpha: 0.46 to 0.58, NUTS 0.41 to 0.62), as the control reads no rates.
+Lotka-Volterra model in Stan, 2018). The rates' means are those of NUTS on this model, but the
+intervals are about half as wide (alpha: 0.46 to 0.58, NUTS 0.41 to 0.62): do not rely on them.
 """
 
 import argparse

@@ -49,8 +49,8 @@ def train(
 ) -> list[float]:
     """A plain SVI loop: Adam with a one-cycle rate. ``each`` is called before every step.
 
-    ``clip`` bounds the norm of each parameter's gradient. Where the first draws, from the prior,
-    can be wild (exponentials of paths), Adam would remember their gradients for a thousand steps.
+    ``clip`` bounds the norm of each parameter's gradient, for models in which a few draws can be
+    wild (exponentials of paths).
     """
     n = args.iterations
     optim = pyro.optim.OneCycleLR(
