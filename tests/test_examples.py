@@ -33,6 +33,8 @@ EXAMPLES = {
     ],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
     "convergence.py": [["--levels", "2", "--digits", "1"]],
+    "coal_mining.py": [["--dt", "8"], ["--dt", "4", "--no-contraction"]],
+    "lynx_hare.py": [["--steps", "1", "--holdout", "3"]],
 }
 IMAGE_EXAMPLES = {
     "sdebnn_mnist.py": [["--steps", "2"], ["--initial", "normal", "--contraction"]],

@@ -45,8 +45,13 @@ def train(
     args: argparse.Namespace,
     *data: Any,
     each: Callable[[int], None] | None = None,
+    clip: float | None = None,
 ) -> list[float]:
-    """A plain SVI loop: Adam with a one-cycle rate. ``each`` is called before every step."""
+    """A plain SVI loop: Adam with a one-cycle rate. ``each`` is called before every step.
+
+    ``clip`` bounds the norm of each parameter's gradient, for models in which a few draws can be
+    wild (exponentials of paths).
+    """
     n = args.iterations
     optim = pyro.optim.OneCycleLR(
         {
@@ -54,7 +59,8 @@ def train(
             "optim_args": {"lr": args.lr},
             "max_lr": args.lr,
             "total_steps": n + 1,
-        }
+        },
+        None if clip is None else {"clip_norm": clip},
     )
     svi = SVI(model, guide, optim, elbo)
     losses = []

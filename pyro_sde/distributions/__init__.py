@@ -5,6 +5,7 @@ from .controlled import ControlledPath
 from .ode import ODEPath
 from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
+from .poisson_process import PoissonProcess
 from .sde import SDEPath
 from .tolerance import Solve, tolerance
 
@@ -15,6 +16,7 @@ __all__ = [
     "ODEPath",
     "OrnsteinUhlenbeck",
     "PathDistribution",
+    "PoissonProcess",
     "SDEPath",
     "Solve",
     "tolerance",
