@@ -151,9 +151,11 @@ def test_exact_filter_against_a_gaussian_process():
     torch.testing.assert_close(median, mean, rtol=0, atol=0.02)  # the grid's spacing is 0.013
 
 
-def test_overhead_benchmark(capsys):
+@pytest.mark.parametrize("options", ["--control callable", "--control mlp --dim 2"])
+def test_overhead_benchmark(capsys, options):
     """Runs, and finds that both loops compute the same loss; no time is judged."""
-    args = elbo_overhead.parse(["--steps", "5", "--batch", "8", "--width", "4", "--repeats", "1"])
+    small = "--steps 5 --batch 8 --width 4 --repeats 1"
+    args = elbo_overhead.parse(f"{small} {options}".split())
     assert set(elbo_overhead.main(args)) == {"bare", "kl", "full", "stl"}
     assert "x bare loop" in capsys.readouterr().out
 
