@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = ["Skeleton"]
@@ -57,13 +56,17 @@ class Skeleton(nn.Module):
                     self._initial.append(p.detach().clone())
                     self._fan_in.append(fan_in)
                 self.names[slots[id(p)]].append(f"{prefix}.{name}" if prefix else name)
+        self._places: list[list[tuple[nn.Module, str]]] = []
         for names, p in zip(self.names, self._initial, strict=True):
+            places: list[tuple[nn.Module, str]] = []
             for full in names:
                 owner, _, name = full.rpartition(".")
                 module = self.field.get_submodule(owner)
                 del module._parameters[name]
-                # functional_call puts the weights in the place of this buffer.
+                # A call puts the weights in the place of this buffer.
                 module.register_buffer(name, p.new_empty(0), persistent=False)
+                places.append((module, name))
+            self._places.append(places)
 
     def take_initial(self) -> tuple[Tensor, Tensor]:
         """The weights as the module had them, and 1 / sqrt(fan in) of the layer of each."""
@@ -83,13 +86,17 @@ class Skeleton(nn.Module):
         return [p.reshape(lead + shape) for p, shape in zip(parts, self.shapes, strict=True)]
 
     def forward(self, t: Tensor, h: Tensor, w: Tensor) -> Tensor:
-        parameters = {
-            name: p
-            for names, p in zip(self.names, self.unflatten(w), strict=True)
-            for name in names
-        }
-        args = (t, h) if self.takes_time else (h,)
-        return functional_call(self.field, parameters, args, tie_weights=False)
+        # What torch.func.functional_call does, which looks all names up anew every time.
+        before = []
+        try:
+            for places, p in zip(self._places, self.unflatten(w), strict=True):
+                for module, name in places:
+                    before.append((module._buffers, name, module._buffers[name]))
+                    module._buffers[name] = p
+            return self.field(t, h) if self.takes_time else self.field(h)
+        finally:
+            for buffers, name, empty in before:
+                buffers[name] = empty
 
     def buffer_state(self) -> list[tuple[Tensor, int]]:
         """The buffers of the field, and how often each has been written to."""
