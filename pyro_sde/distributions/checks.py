@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .util import broadcast_shapes
 
@@ -16,8 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["check_draw", "check_scale", "check_times", "expand_initial", "initial_shape"]
 
 
+# A model is built on one grid again and again: by identity, and as long as it is not written to.
+_checked = WeakIdKeyDictionary()
+
+
 def check_times(times: Tensor) -> Tensor:
     times = torch.as_tensor(times)
+    if _checked.get(times) == times._version:
+        return times
     if not times.is_floating_point():
         times = times.to(torch.get_default_dtype())
     if times.dim() == 0 or times.shape[-1] < 2:
@@ -36,6 +43,7 @@ def check_times(times: Tensor) -> Tensor:
             f"times must increase strictly: times[{at}{i + 1}]={row[i + 1].item():g} follows "
             f"times[{at}{i}]={row[i].item():g}; sort them, or build them with time_grid()"
         )
+    _checked[times] = times._version
     return times
 
 

@@ -37,6 +37,9 @@ def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ..
             f"parameters must broadcast to batch_shape + (D,): found shapes {found}"
         ) from e
     for name, v in tensors.items():
+        x = values[name]
+        if isinstance(x, float) and math.isfinite(x) and (x > 0 or name != "scale"):
+            continue  # nothing to compute
         # A sum is finite only if all its terms are, and an operation less.
         if not (math.isfinite(v.detach().sum()) or bool(torch.isfinite(v).all())):
             raise ValueError(f"{name} must be finite: found {v[~torch.isfinite(v)].tolist()}")
@@ -75,6 +78,8 @@ def phi(x: Tensor) -> Tensor:
     Below 1e-2 the quotient's gradient cancels; there seven terms of the series leave an error
     under 1e-18.
     """
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return torch.where(x == 0, 1.0, -torch.expm1(-x) / x)
     small, one = x.abs() < 1e-2, torch.ones_like(x)
     y = torch.where(small, one, x)
     w = torch.where(small, x, torch.zeros_like(x))
