@@ -1,0 +1,30 @@
+"""Forecasts of models that interpolate their path."""
+
+import pyro
+import pyro.distributions as dist
+import torch
+
+from pyro_sde import AutoSDE, forecast
+from pyro_sde.distributions import BrownianMotion
+
+
+def test_path_between_the_times_of_its_grid():
+    """Observed halfway, a path has no state at the times of the forecast: it is left out."""
+
+    def model(times, values=None):
+        grid = torch.arange(float(times.max().floor()) + 2)
+        z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+        left = times.floor().long()
+        mean = torch.lerp(z[..., left, :], z[..., left + 1, :], (times - left).unsqueeze(-1))
+        pyro.sample("y", dist.Normal(mean, 1e-3).to_event(2), obs=values)
+
+    known = (torch.tensor([0.5, 1.5]), torch.zeros(2, 1))
+    guide = AutoSDE(model, control=lambda t, z: torch.zeros_like(z))
+    ahead = forecast(model, guide, known, torch.tensor([0.5, 2.5]), 4000, parallel=True)
+    assert ahead.paths == {} and ahead.samples.shape == (4000, 2, 1)
+    # Var (z_0 + z_1) / 2 = 1/4 and Var (z_2 + z_3) / 2 = 9/4; of a sample variance s^2 sqrt(2/m).
+    var = ahead.samples.var(0).flatten()
+    exact = torch.tensor([0.25, 2.25])
+    assert bool(((var - exact).abs() < 5 * exact * (2 / 4000) ** 0.5).all())
+    on_grid = forecast(model, guide, known, torch.tensor([2.0]), 3, parallel=True)
+    assert on_grid.paths["z"].shape == (3, 1, 1)
