@@ -33,6 +33,7 @@ EXAMPLES = {
     ],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
     "convergence.py": [["--levels", "2", "--digits", "1"]],
+    "lorenz.py": [["--series", "16", "--batch", "8"]],
     "co2.py": [["--samples", "20"]],
 }
 IMAGE_EXAMPLES = {
