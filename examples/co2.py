@@ -49,8 +49,8 @@ def expected(z: Tensor, grid: Tensor, times: Tensor) -> Tensor:
     return ORIGIN + GROWTH * times + x[..., 0] + cycle
 
 
-def model(times: Tensor, values: Tensor | None = None, mask: Tensor | None = None) -> None:
-    values, mask = fill_missing(values, mask)
+def model(times: Tensor, values: Tensor | None = None) -> None:
+    values, mask = fill_missing(values)
     grid = STEP * torch.arange(math.ceil(float(times.max()) / STEP) + 1)
     # How far level, growth and amplitudes wander in a year: wide around what is plausible.
     typical = torch.tensor([0.5, 0.1] + [0.05] * (DIM - 2))
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     pyro.clear_param_store()
     t, y = load()
     first = int((t < t[-1] - args.years).sum())
-    known = (t[:first], y[:first].unsqueeze(-1), ~y[:first].isnan().unsqueeze(-1))
+    known = t[:first], y[:first].unsqueeze(-1)
     guide = AutoSDE(model, contraction=True)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, *known, anneal=args.iterations // 4, clip=10.0)
