@@ -17,7 +17,7 @@ from .guides import AutoSDE
 from .guides.amortisation import arguments_of
 from .guides.encoders import as_observations
 from .metrics.forecasts import interval
-from .times import select
+from .times import contains, select
 
 __all__ = ["Forecast", "forecast"]
 
@@ -29,7 +29,7 @@ class Forecast:
     times: Tensor
     samples: Tensor
     paths: dict[str, Tensor]
-    """The latent paths, by site, at the same times."""
+    """The latent paths, by site, at the same times; of those whose grid contains them."""
 
     @property
     def mean(self) -> Tensor:
@@ -127,7 +127,9 @@ def forecast(
     paths = {}
     for name in guide.path_sites:
         wrapped: Any = unwrap(trace.nodes[name]["fn"])
-        paths[name] = select(samples[name], wrapped.path.times, times)
+        grid = wrapped.path.times
+        if contains(grid, times):  # a model may interpolate a path between the times of its grid
+            paths[name] = select(samples[name], grid, times)
     return Forecast(times, predicted.narrow(time_dim, old.shape[-1], m), paths)
 
 

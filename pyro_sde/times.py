@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["merged_grid", "select", "time_grid", "tolerance_of"]
+__all__ = ["contains", "merged_grid", "select", "time_grid", "tolerance_of"]
 
 
 def tolerance_of(times: Tensor) -> float:
@@ -125,7 +125,23 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
     return values.movedim(-2, plate_dim - 1)
 
 
+def contains(times: Tensor, at: Tensor) -> bool:
+    """Whether all of the times ``at`` are on the grid ``times``, as :func:`select` needs."""
+    return not bool(_nearest(times, at)[1].any())
+
+
 def _locate(times: Tensor, at: Tensor) -> Tensor:
+    index, off = _nearest(times, at)
+    if bool(off.any()):
+        raise ValueError(
+            f"at has {int(off.sum())} times that are not on the grid, the first "
+            f"{at.expand_as(off)[off][0].item():g}; build the grid with time_grid(..., include=at)"
+        )
+    return index
+
+
+def _nearest(times: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of the grid time nearest to each of ``at``, and where that is another time."""
     times, at = times.detach().contiguous(), at.detach().contiguous()
     if times.dim() > 1 or at.dim() > 1:
         batch = torch.broadcast_shapes(times.shape[:-1], at.shape[:-1])
@@ -135,9 +151,4 @@ def _locate(times: Tensor, at: Tensor) -> Tensor:
     after, before = times.gather(-1, right), times.gather(-1, right - 1)
     index = torch.where((at - before).abs() <= (after - at).abs(), right - 1, right)
     off = ~((times.gather(-1, index) - at).abs() <= tolerance_of(times))
-    if bool(off.any()):
-        raise ValueError(
-            f"at has {int(off.sum())} times that are not on the grid, the first "
-            f"{at[off][0].item():g}; build the grid with time_grid(..., include=at)"
-        )
-    return index
+    return index, off

@@ -35,6 +35,8 @@ EXAMPLES = {
     "convergence.py": [["--levels", "2", "--digits", "1"]],
     "coal_mining.py": [["--dt", "8"], ["--dt", "4", "--no-contraction"]],
     "lynx_hare.py": [["--steps", "1", "--holdout", "3"]],
+    "lorenz.py": [["--series", "16", "--batch", "8"]],
+    "co2.py": [["--samples", "20"]],
 }
 IMAGE_EXAMPLES = {
     "sdebnn_mnist.py": [["--steps", "2"], ["--initial", "normal", "--contraction"]],

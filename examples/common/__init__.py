@@ -12,6 +12,8 @@ from pyro.infer import SVI
 from torch import Tensor
 from tqdm import trange
 
+from pyro_sde import anneal_kl, kl_weight
+
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
@@ -45,12 +47,14 @@ def train(
     args: argparse.Namespace,
     *data: Any,
     each: Callable[[int], None] | None = None,
+    anneal: int = 0,
     clip: float | None = None,
 ) -> list[float]:
-    """A plain SVI loop: Adam with a one-cycle rate. ``each`` is called before every step.
+    """A plain SVI loop: Adam with a one-cycle rate.
 
-    ``clip`` bounds the norm of each parameter's gradient, for models in which a few draws can be
-    wild (exponentials of paths).
+    :param each: Called before every step.
+    :param anneal: In how many steps the weight of the KL rises to 1.
+    :param clip: The largest norm of the gradient of a parameter.
     """
     n = args.iterations
     optim = pyro.optim.OneCycleLR(
@@ -68,7 +72,8 @@ def train(
         for i in bar:
             if each is not None:
                 each(i)
-            losses.append(svi.step(*data))
+            with anneal_kl(kl_weight(i, anneal)):
+                losses.append(svi.step(*data))
             optim.step()
             if i % 10 == 0:
                 bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.3f}")

@@ -100,12 +100,13 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
         values, mask = fill_missing(values, mask)
         pyro.sample("y", dist.Normal(mean, 0.1).mask(mask).to_event(2), obs=values)
 
-    :param values: Values of shape ``(..., n, D)``; or None, which stays None, as does the mask.
+    :param values: Values of shape ``(..., n, D)``; or None, which stays None, as does a mask.
+        Without values and mask the mask is True: what such a model draws is all there.
     :param mask: True where a value was observed, of shape ``(..., n, D)`` or ``(..., n)``.
     :returns: Values without NaN, and a mask of their shape.
     """
     if values is None:
-        return None, mask
+        return None, True if mask is None else mask
     seen = ~values.isnan()
     if mask is not None:
         mask = mask.to(torch.bool)
