@@ -168,7 +168,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         self._amortised: frozenset[str] = frozenset()
         if self.encoder is None:
             return
-        observations = self._read(args, kwargs)
+        observations = self._read(args, kwargs).clean()
         size = len(observations.times)
         self._amortised = frozenset(
             name
@@ -268,7 +268,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             observations = self._given
             if observations is None:
                 observations = self._read(*self.args_kwargs)
-            observations = rows_of_batch(observations, path)
+            observations = rows_of_batch(observations, path).clean()
             if is_validation_enabled():
                 times = path.times
                 check_series(*observations, start=float(times.min()), end=float(times.max()))
