@@ -81,7 +81,7 @@ def compare(n: int, args: argparse.Namespace, truth: Tensor, test: Tensor) -> tu
     times, values, _ = observe(truth, n)
     seen_times, seen, future = observe(test, n)
     units = values.std((0, 1))
-    rnn = RNN(units, HIDDEN)
+    rnn = RNN(units, 80)  # as many parameters as the latent ODE has with its encoder
 
     def batch_loss() -> Tensor:
         index = torch.randperm(len(times))[:BATCH]
@@ -97,7 +97,8 @@ def compare(n: int, args: argparse.Namespace, truth: Tensor, test: Tensor) -> tu
         def loss(elbo=elbo, model=model, guide=guide) -> Tensor:
             return elbo.differentiable_loss(model, guide, times, values) / values[..., 0].numel()
 
-        minimise(f"{name}, {n}", loss, guide.parameters(), args.iterations, args.lr)
+        parameters = [*model.parameters(), *guide.parameters()]
+        minimise(f"{name}, {n}", loss, parameters, args.iterations, args.lr)
         predicted = forecast(model, guide, (seen_times, seen), GRID, args.samples, parallel=True)
         with torch.no_grad():
             laws[name] = model.law(predicted.paths["z"])
