@@ -1,0 +1,77 @@
+"""An encoder and a plate that subsamples: the posterior of a series is its own, in any batch."""
+
+import gc
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+
+from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, fill_missing, select, series_grid
+from pyro_sde.distributions import OrnsteinUhlenbeck
+
+S, N = 6, 4
+CHOSEN = torch.tensor([4, 1])
+
+
+def model(times, values, mask=None, index=None):
+    grid = series_grid(times, dt=0.5, start=0.0, end=2.0)
+    with pyro.plate("series", S, subsample=index) as i:
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid[i]))
+        y, seen = fill_missing(values, mask)
+        x = select(z, grid[i], times[i])
+        pyro.sample("y", dist.Normal(x, 0.3).mask(seen[i]).to_event(2), obs=y[i])
+
+
+@pytest.fixture
+def data():
+    """With a missing value in a series that is chosen, and one in another."""
+    values = torch.randn(S, N, 1)
+    values[4, 2] = values[3, 0] = torch.nan
+    return (2 * torch.rand(S, N)).sort(-1).values, values
+
+
+@pytest.fixture
+def guide(data):
+    guide = AutoSDE(model, encoder=GRUEncoder(1, hidden=8, context=3)).setup(*data)
+    for p in guide.parameters():
+        p.data.normal_()
+    return guide
+
+
+def posterior(guide, *args, **kwargs):
+    q = poutine.trace(guide).get_trace(*args, **kwargs).nodes["z"]["fn"]
+    t = q.times[..., 1:2]
+    return q.initial.mean, q.initial.stddev, q.control(t, torch.ones(len(t), 1))
+
+
+def test_of_a_series_in_a_batch(data, guide):
+    alone = [x[CHOSEN] for x in posterior(guide, *data)]
+    for found, expected in zip(posterior(guide, *data, index=CHOSEN), alone, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert not torch.allclose(alone[0][0], alone[0][1])
+
+
+def test_nan_is_what_a_mask_removes(data, guide):
+    times, values = data
+    mask = ~values.isnan()
+    filled = torch.where(mask, values, 7.0)
+    for index in (None, CHOSEN):
+        expected = posterior(guide, times, values, index=index)
+        for found, q in zip(posterior(guide, times, filled, mask, index), expected, strict=True):
+            torch.testing.assert_close(found, q)
+
+
+def test_steps_leave_nothing_behind(data, guide):
+    """After a few steps there are as many tensors as after one."""
+
+    def alive():
+        TraceSDE_ELBO().loss_and_grads(model, guide, *data, index=CHOSEN)
+        gc.collect()
+        return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
+
+    first = alive()
+    for _ in range(3):
+        last = alive()
+    assert last <= first
