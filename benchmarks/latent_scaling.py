@@ -82,6 +82,7 @@ def gradient_step(series: int, steps: int, dim: int) -> Callable[[], float]:
     guide = AutoSDE(model, encoder=GRUEncoder(1)).setup(*data)
 
     def step() -> float:
+        model.zero_grad()
         guide.zero_grad()
         pyro.clear_param_store()  # every size has a guide with the same names
         start = time.process_time()
