@@ -255,7 +255,10 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         posterior = attrgetter(name)(self.paths)
         until = None
         if self._given is not None:
-            end = self._given.last()
+            given = self._given
+            if name in self._amortised:
+                given = rows_of_batch(given, wrapped.path)
+            end = given.last()
             until = end if wrapped.path.batch_shape else end.squeeze(0)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
         return wrapped.rewrap(posterior(wrapped.path, encoding, until))

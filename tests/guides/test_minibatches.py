@@ -8,7 +8,7 @@ import pyro.poutine as poutine
 import pytest
 import torch
 
-from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, fill_missing, select, series_grid
+from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, fill_missing, forecast, select, series_grid
 from pyro_sde.distributions import OrnsteinUhlenbeck
 
 S, N = 6, 4
@@ -61,6 +61,26 @@ def test_nan_is_what_a_mask_removes(data, guide):
         expected = posterior(guide, times, values, index=index)
         for found, q in zip(posterior(guide, times, filled, mask, index), expected, strict=True):
             torch.testing.assert_close(found, q)
+
+
+def test_a_forecast_is_of_all_series(data):
+    """A plate that subsamples without values, too, would answer for some series, and not say."""
+
+    def model(times, values=None, all_of_them=False):
+        grid = series_grid(times, dt=0.5, start=0.0, end=2.0)
+        size = S if all_of_them and values is None else 2
+        with pyro.plate("series", S, subsample_size=size) as i:
+            z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid[i]))
+            x = dist.Normal(select(z, grid[i], times[i]), 0.3).to_event(2)
+            pyro.sample("y", x, obs=None if values is None else values[i])
+
+    data_without_nan = (data[0], data[1].nan_to_num())
+    guide = AutoSDE(model, encoder=GRUEncoder(1, hidden=8, context=3))
+    new = torch.tensor([1.0, 2.0])
+    predicted = forecast(model, guide, (*data_without_nan, True), new, 3)
+    assert predicted.samples.shape == (3, S, 2, 1)
+    with pytest.raises(ValueError, match="must keep all series"):
+        forecast(model, guide, data_without_nan, new, 3)
 
 
 def test_steps_leave_nothing_behind(data, guide):
