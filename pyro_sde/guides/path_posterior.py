@@ -160,7 +160,19 @@ class _Until:
         self.control, self.end = control, end.unsqueeze(-1)
 
     def __call__(self, t: Tensor, z: Tensor) -> Any:
-        out, goes_on = self.control(t, z), t < self.end
+        return self._cut(self.control(t, z), t < self.end)
+
+    @property
+    def on_grid(self) -> Any:
+        prepare = self.control.on_grid
+
+        def on_grid(t: Tensor) -> Callable[[int, Tensor], Any]:
+            step, goes_on = prepare(t), (t < self.end).unbind(0)
+            return lambda i, z: self._cut(step(i, z), goes_on[i])
+
+        return on_grid
+
+    def _cut(self, out: Any, goes_on: Tensor) -> Any:
         if isinstance(out, tuple):
             return tuple(torch.where(goes_on, x, 0.0) for x in out)
         return torch.where(goes_on, out, 0.0)

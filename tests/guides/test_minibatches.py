@@ -83,6 +83,22 @@ def test_a_forecast_is_of_all_series(data):
         forecast(model, guide, data_without_nan, new, 3)
 
 
+def test_the_control_ends_with_the_observations(data, guide):
+    """And is the same function of a time as of the number of a step."""
+    times, values = data
+    early = torch.where((times < 1.0).unsqueeze(-1), values, torch.nan)
+    early[:, 0] = 1.0
+    with guide.given((times, early)):
+        q = poutine.trace(guide).get_trace(*data).nodes["z"]["fn"]
+    t, _ = q.step_times()
+    z, step = torch.randn(S, 1), q.control.on_grid(t)
+    last = torch.where(early.isnan()[..., 0], -torch.inf, times).amax(-1, keepdim=True)
+    for i in range(len(t)):
+        u = q.control(t[i], z)
+        torch.testing.assert_close(step(i, z), u, rtol=1e-12, atol=1e-12)
+        assert torch.equal(u != 0, t[i] < last)
+
+
 def test_steps_leave_nothing_behind(data, guide):
     """After a few steps there are as many tensors as after one."""
 
