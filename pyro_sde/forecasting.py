@@ -119,10 +119,13 @@ def forecast(
         samples = draw(**named)
     time_dim = old.dim() - 1 - values.dim()
     predicted = samples[site]
-    if predicted.shape[time_dim] != named["times"].shape[-1]:
+    expected = list(values.shape)
+    expected[time_dim] = named["times"].shape[-1]
+    if list(predicted.shape[-values.dim() :]) != expected:
         raise ValueError(
-            f"site {site!r} has shape {tuple(predicted.shape[1:])}, where the values have "
-            f"{tuple(values.shape)}: its times must lie along the same dimension"
+            f"site {site!r} has shape {tuple(predicted.shape[1:])}, where the values would have "
+            f"{tuple(expected)}: its times must lie along the same dimension, and a plate that "
+            "subsamples must keep all series when there are no values"
         )
     paths = {}
     for name in guide.path_sites:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import common
 import elbo_overhead
+import latent_scaling
 import ou_evidence
 import pyro.distributions as dist
 import pytest
@@ -32,6 +33,9 @@ EXAMPLES = {
         for name in ("categorical", "normal", "cauchy", "student-t", "poisson")
     ],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
+    "latent_ode_spirals.py": [
+        ["--observations", "5", "10", "--series", "20", "--samples", "3", "--sde"]
+    ],
     "convergence.py": [["--levels", "2", "--digits", "1"]],
     "coal_mining.py": [["--dt", "8"], ["--dt", "4", "--no-contraction"]],
     "lynx_hare.py": [["--steps", "1", "--holdout", "3"]],
@@ -160,6 +164,20 @@ def test_overhead_benchmark(capsys, options):
     args = elbo_overhead.parse(f"{small} {options}".split())
     assert set(elbo_overhead.main(args)) == {"bare", "kl", "full", "stl"}
     assert "x bare loop" in capsys.readouterr().out
+
+
+def test_scaling_benchmark(capsys):
+    """Both parts of it run; no time is judged, and the loss is that of one model."""
+    sizes = ["--series", "4", "8", "--steps", "3", "6", "--dim", "2", "4", "--repeats", "1"]
+    results = latent_scaling.main(latent_scaling.parse(sizes))
+    assert all(math.isfinite(results[name]["exponent"]) for name in ("series", "steps", "dim"))
+    assert latent_scaling.exponent([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
+    training = ["--epochs", "2", "--train", "20", "6", "--batch", "10", "--every", "2"]
+    results = latent_scaling.main(latent_scaling.parse(training))
+    for found in results.values():
+        assert len(found["loss"]) == len(found["megabytes"]) == 2
+        assert min(found["megabytes"]) > 10 and all(map(math.isfinite, found["loss"]))
+    assert "chosen by the plate" in capsys.readouterr().out
 
 
 def test_evidence_benchmark(capsys):

@@ -1,7 +1,7 @@
 """What the examples share: a training loop with a progress bar, exact 1-D answers, figures."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,25 @@ def train(
             if i % 10 == 0:
                 bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.3f}")
     return losses
+
+
+def minimise(
+    name: str, loss: Callable[[], Tensor], parameters: Iterable[Tensor], n: int, lr: float
+) -> None:
+    """Adam with a one-cycle rate and clipped gradients, for any loss that has parameters."""
+    parameters = list(parameters)
+    optimiser = torch.optim.Adam(parameters, lr)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=n + 1)
+    with trange(n, desc=name, unit="step", mininterval=1.0) as bar:
+        for i in bar:
+            value = loss()
+            optimiser.zero_grad()
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            rate.step()
+            if i % 10 == 0:
+                bar.set_postfix(loss=f"{value.item():.3f}")
 
 
 def exact_filter(

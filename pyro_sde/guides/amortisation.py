@@ -11,7 +11,7 @@ from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 
 from ..distributions import PathDistribution
-from .encoders import Observations, as_observations
+from .encoders import Observations, shaped
 
 __all__ = ["arguments_of", "default_observations", "read", "rows_of_batch", "serves"]
 
@@ -45,7 +45,7 @@ def default_observations(model: Callable) -> Callable[..., tuple]:
 
 
 def read(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Observations:
-    """What ``fn`` finds in the arguments of a call, as clean tensors."""
+    """What ``fn`` finds in the arguments of a call, for :func:`rows_of_batch`; not cleaned."""
     found = fn(*args, **kwargs)
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise ValueError(
@@ -56,7 +56,7 @@ def read(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Observations:
             "the encoder needs the observations, and times or values is None; call the guide with "
             "the data (forecast() does so)"
         )
-    return as_observations(*found)
+    return shaped(*found)
 
 
 def _series_frame() -> Any:

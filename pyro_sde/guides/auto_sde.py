@@ -168,7 +168,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         self._amortised: frozenset[str] = frozenset()
         if self.encoder is None:
             return
-        observations = self._read(args, kwargs)
+        observations = self._read(args, kwargs).clean()
         size = len(observations.times)
         self._amortised = frozenset(
             name
@@ -255,7 +255,10 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         posterior = attrgetter(name)(self.paths)
         until = None
         if self._given is not None:
-            end = self._given.last()
+            given = self._given
+            if name in self._amortised:
+                given = rows_of_batch(given, wrapped.path)
+            end = given.last()
             until = end if wrapped.path.batch_shape else end.squeeze(0)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
         return wrapped.rewrap(posterior(wrapped.path, encoding, until))
@@ -268,7 +271,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
             observations = self._given
             if observations is None:
                 observations = self._read(*self.args_kwargs)
-            observations = rows_of_batch(observations, path)
+            observations = rows_of_batch(observations, path).clean()
             if is_validation_enabled():
                 times = path.times
                 check_series(*observations, start=float(times.min()), end=float(times.max()))

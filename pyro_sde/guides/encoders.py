@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations"]
+__all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations", "shaped"]
 
 
 class Encoding(NamedTuple):
@@ -32,16 +32,26 @@ class Observations(NamedTuple):
         """Where there is any observation, of shape ``(S, n)``."""
         return self.mask.any(-1)
 
+    def clean(self) -> Observations:
+        """Without the values that were not observed, NaN among them."""
+        mask = self.mask & ~self.values.isnan()
+        return Observations(self.times, torch.where(mask, self.values, 0.0), mask)
+
     def last(self) -> Tensor:
         """The time of each series' last observation."""
         return self.times.masked_fill(~self.rows, -torch.inf).amax(-1)
 
 
 def as_observations(times: Any, values: Any, mask: Any = None) -> Observations:
-    """Tensors of the shapes above, without the values that were not observed.
+    """Tensors of the shapes above, as :func:`shaped` finds them, and NaN is missing."""
+    return shaped(times, values, mask).clean()
+
+
+def shaped(times: Any, values: Any, mask: Any = None) -> Observations:
+    """Tensors of the shapes above, none of them copied.
 
     A single series may come without the dimension of the series, observations of one dimension
-    without theirs, the mask without the dimension of the values, or not at all. NaN is missing.
+    without theirs, the mask without the dimension of the values, or not at all.
     """
     times, values = torch.as_tensor(times), torch.as_tensor(values)
     if times.dim() == 1:
@@ -51,7 +61,7 @@ def as_observations(times: Any, values: Any, mask: Any = None) -> Observations:
         values = values.unsqueeze(-1)
     found = {"times": tuple(times.shape), "values": tuple(values.shape)}
     if mask is None:
-        mask = torch.ones_like(values, dtype=torch.bool)
+        mask = torch.ones((), dtype=torch.bool, device=values.device).expand_as(values)
     else:
         mask = torch.as_tensor(mask).to(torch.bool)
         found["mask"] = tuple(mask.shape)
@@ -68,8 +78,7 @@ def as_observations(times: Any, values: Any, mask: Any = None) -> Observations:
             "observations must be times (series, n), values (series, n, obs_dim) and a mask "
             f"(series, n) or (series, n, obs_dim): found shapes {found}"
         )
-    mask = mask.expand_as(values) & ~values.isnan()
-    return Observations(times, torch.where(mask, values, 0.0), mask)
+    return Observations(times, values, mask.expand_as(values))
 
 
 class _Encoder(nn.Module):

@@ -77,10 +77,14 @@ class PathPosterior(PyroModule):
             nn.init.zeros_(self.head.bias)
         elif self.has_start:
             self.shift, self.log_scale = local(self.dim), local(self.dim)
-            if start is not None and not isinstance(path.initial, Tensor):
-                loc, scale = _location_and_scale(path.initial, self.shift)
-                self.shift = self.shift + (start[0] - loc) / scale
-                self.log_scale = self.log_scale + (start[1] / scale).log()
+        if start is not None and not isinstance(path.initial, Tensor):
+            loc, scale = _location_and_scale(path.initial, like.new_zeros(self.dim))
+            shift, log_scale = (start[0] - loc) / scale, (start[1] / scale).log()
+            if encoder is None:
+                self.shift, self.log_scale = self.shift + shift, self.log_scale + log_scale
+            else:  # one bias for all series: their mean, where the start differs among them
+                means = [x.reshape(-1, self.dim).mean(0) for x in (shift, log_scale)]
+                self.head.bias.data.copy_(torch.cat(means))
 
     def forward(
         self,
@@ -156,7 +160,19 @@ class _Until:
         self.control, self.end = control, end.unsqueeze(-1)
 
     def __call__(self, t: Tensor, z: Tensor) -> Any:
-        out, goes_on = self.control(t, z), t < self.end
+        return self._cut(self.control(t, z), t < self.end)
+
+    @property
+    def on_grid(self) -> Any:
+        prepare = self.control.on_grid
+
+        def on_grid(t: Tensor) -> Callable[[int, Tensor], Any]:
+            step, goes_on = prepare(t), (t < self.end).unbind(0)
+            return lambda i, z: self._cut(step(i, z), goes_on[i])
+
+        return on_grid
+
+    def _cut(self, out: Any, goes_on: Tensor) -> Any:
         if isinstance(out, tuple):
             return tuple(torch.where(goes_on, x, 0.0) for x in out)
         return torch.where(goes_on, out, 0.0)

@@ -14,6 +14,7 @@ from torch import nn
 
 from pyro_sde import (
     AutoSDE,
+    GRUEncoder,
     MLPControl,
     TraceMeanFieldSDE_ELBO,
     TraceSDE_ELBO,
@@ -305,6 +306,25 @@ def test_a_start_without_moments():
         if stock is not None:
             expected = loss_and_gradients(stock(max_plate_nesting=0), model, guide, y)
             assert_same(result, expected)
+
+
+@pytest.mark.parametrize("encoder", [None, GRUEncoder(1)], ids=["embedding", "encoder"])
+def test_where_the_law_of_the_start_begins(encoder):
+    """infer={"start": (mean, sd)}, whether the start is learned or computed by an encoder."""
+    times = torch.linspace(0.0, 1.0, 3).expand(4, 3)
+
+    def model(times, values):
+        start = dist.Normal(torch.tensor([1.0, -1.0]), 2.0).to_event(1)
+        with pyro.plate("series", 4):
+            infer = {"start": (torch.tensor([3.0, 0.0]), 0.5)}
+            z = pyro.sample("z", BrownianMotion(1.0, times[0], start), infer=infer)
+            pyro.sample("y", dist.Normal(z[..., :1], 0.1).to_event(2), obs=values)
+
+    guide = AutoSDE(model, encoder=encoder)
+    trace = poutine.trace(guide).get_trace(times, torch.randn(4, 3, 1))
+    q0 = trace.nodes["z"]["fn"].initial
+    torch.testing.assert_close(q0.mean, torch.tensor([3.0, 0.0]).expand(4, 2))
+    torch.testing.assert_close(q0.stddev, torch.full((4, 2), 0.5))
 
 
 def test_single_precision_and_mixed_types():
