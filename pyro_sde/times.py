@@ -112,8 +112,10 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
     if index.dim() == 1:
         values = path.index_select(-2, index)
     else:
-        lead = (1,) * (path.dim() - 1 - index.dim())
-        values = torch.take_along_dim(path, index.reshape(lead + index.shape + (1,)), dim=-2)
+        index = index.unsqueeze(-1)  # both get dimensions in front until they have the same
+        ndim = max(path.dim(), index.dim())
+        path, index = (x.reshape((1,) * (ndim - x.dim()) + x.shape) for x in (path, index))
+        values = torch.take_along_dim(path, index, dim=-2)
     if plate_dim is None:
         return values
     if plate_dim >= 0:

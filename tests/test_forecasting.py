@@ -95,6 +95,24 @@ def test_other_paths_and_latents():
     assert (found.samples > 0).all() and (found.paths["z"] > 0).all()
 
 
+def test_a_path_that_the_series_share_ends_with_the_last_of_them():
+    """As many series as states: an end of its own for each state would go unnoticed."""
+
+    def shared(times, values=None):
+        grid = time_grid(0.0, max(1.0, float(times.max())), dt=0.1, include=times)
+        z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(2)))
+        with pyro.plate("series", len(times)):
+            mean = select(z, grid, times)[..., 0]
+            pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=values)
+
+    times = torch.tensor([[0.2, 0.5], [0.6, 1.0]])
+    guide = AutoSDE(shared, control=lambda t, z: torch.full_like(z, 50.0))
+    found = forecast(shared, guide, (times, torch.zeros(2, 2)), [1.0, 2.0], 20)
+    z = found.paths["z"]
+    assert z.shape[-2:] == (2, 2) and ((z[..., 0, :] - 50).abs() < 6).all()
+    assert ((z[..., 1, :] - z[..., 0, :]).abs() < 6).all()
+
+
 def test_refusals():
     guide = bridge()
     with pytest.raises(TypeError, match="guide must be an AutoSDE, found AutoNormal"):

@@ -91,3 +91,14 @@ def test_select_into_a_plate(outer, plate_dim):
     assert torch.equal(y.mean.reshape(len(rows), 3), rows[:, [1, 2, 4], 0])
     with pytest.raises(ValueError, match="must be negative"):
         select(trace.nodes["z"]["value"], grid, at, plate_dim=0)
+
+
+def test_select_times_of_many_series_from_one_path():
+    """A path that series share, looked at by each at times of its own."""
+    times = torch.linspace(0, 1, 5)
+    path = torch.randn(5, 2)
+    at = torch.tensor([[0.25, 1.0], [0.5, 0.0], [0.75, 0.75]])
+    found = select(path, times, at)
+    assert torch.equal(found, path[torch.tensor([[1, 4], [2, 0], [3, 3]])])
+    particles = torch.stack([path, -path]).unsqueeze(1)
+    assert torch.equal(select(particles, times, at), torch.stack([found, -found]))

@@ -255,13 +255,18 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         posterior = attrgetter(name)(self.paths)
         until = None
         if self._given is not None:
-            given = self._given
-            if name in self._amortised:
-                given = rows_of_batch(given, wrapped.path)
-            end = given.last()
-            until = end if wrapped.path.batch_shape else end.squeeze(0)
+            until = self._end_of_data(self._given, wrapped.path, name in self._amortised)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
         return wrapped.rewrap(posterior(wrapped.path, encoding, until))
+
+    @staticmethod
+    def _end_of_data(given: Observations, path: PathDistribution, is_amortised: bool) -> Tensor:
+        """When the last observation of a series was made; for a path that the series share, the
+        last of all."""
+        if is_amortised:
+            given = rows_of_batch(given, path)
+        end = given.last()
+        return end if path.batch_shape[-1:] == end.shape else end.max()
 
     def _read(self, args: tuple, kwargs: dict) -> Observations:
         return read(self._observations or default_observations(self.model), args, kwargs)
