@@ -91,9 +91,12 @@ def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
     return torch.lerp(x[rows, left], x[rows, left + 1], weight)
 
 
-def windows(x: Tensor, times: Tensor, args: argparse.Namespace) -> tuple[Tensor, ...]:
+def windows(
+    x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace
+) -> tuple[Tensor, ...]:
     """Random windows: begun anywhere, played a little faster or slower, until the sequence ends.
 
+    :param unit: The spread of each joint, of which the noise is a share.
     :returns: Their first frames with noise, the times of the states, frames and mask there.
     """
     last = x.shape[1] - 1
@@ -101,7 +104,6 @@ def windows(x: Tensor, times: Tensor, args: argparse.Namespace) -> tuple[Tensor,
     speed = args.speed * torch.exp(args.warp * torch.randn(args.batch, 1))
     start = torch.rand(args.batch, 1) * args.shift
     seen = at(x, rows, start + speed * torch.arange(GIVEN))
-    unit = x.std((0, 1))
     seen = seen + args.jitter * unit * torch.randn_like(seen)
     seen = seen + args.offset * unit * torch.randn(args.batch, 1, x.shape[-1])
     position = start + speed * times / DT
@@ -111,10 +113,14 @@ def windows(x: Tensor, times: Tensor, args: argparse.Namespace) -> tuple[Tensor,
 def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE]:
     unit = x.std((0, 1))
     model = Gait(kind, unit, args)
-    encoder = SummaryEncoder(x.shape[-1], args.hidden, args.context, GIVEN)
+    encoder = SummaryEncoder(x.shape[-1], args.hidden, args.context, 2 if args.velocity else GIVEN)
 
     def given(frames: Tensor, times: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        return (DT * torch.arange(GIVEN)).expand(len(frames), -1), frames
+        if args.velocity:
+            frames = torch.stack(
+                [frames.mean(1), (frames[:, -1] - frames[:, 0]) / (DT * (GIVEN - 1))], 1
+            )
+        return (DT * torch.arange(frames.shape[1])).expand(len(frames), -1), frames
 
     guide = AutoSDE(
         model,
@@ -141,7 +147,7 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace, check=None)
     with trange(args.iterations, desc=f"{kind} {seed}", unit="step", mininterval=5) as bar:
         for i in bar:
             with anneal_kl(args.kl * kl_weight(i, args.anneal)):
-                loss = elbo.differentiable_loss(model, guide, *windows(x, times, args))
+                loss = elbo.differentiable_loss(model, guide, *windows(x, model.unit, times, args))
             optim.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, args.clip * args.batch)

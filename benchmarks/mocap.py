@@ -197,6 +197,7 @@ RULE: dict[str, tuple[Any, str]] = {
     "noise_per_dim": (0, "1 for a noise of each joint"),
     "estimator": ("stl", "of the path KL"),
     "clip": (1e3, "norm of the gradient of one window"),
+    "velocity": (0, "1 to show the encoder mean and velocity, 0 the frames"),
     "stride": (5, "frames from one state of the path to the next"),
     "iterations": (500, "steps of training"),
     "batch": (48, "windows in a step"),

@@ -72,7 +72,7 @@ def test_windows_show_what_they_say():
     args = mocap.parse(["--data", "unused", *options])
     times = gait.times_of(args, 100)
     assert float(times[-1]) >= 9.9 - 1e-4 > float(times[-2])
-    seen, _, values, mask = gait.windows(x, times, args)
+    seen, _, values, mask = gait.windows(x, torch.ones(45), times, args)
     speed = seen[:, 1:, 0] - seen[:, :-1, 0]
     torch.testing.assert_close(speed[:, 0], speed[:, 1], rtol=0, atol=1e-4)
     expected = seen[:, :1, 0] + speed[:, :1] * times / gait.DT
