@@ -18,6 +18,7 @@ from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
 GIVEN = 3  # frames that are seen
 DT = 0.1  # time between two frames
+CLIP = 1e3  # norm of the gradient, for each window
 
 
 class Gait(PyroModule):
@@ -27,13 +28,16 @@ class Gait(PyroModule):
         super().__init__()
         self.kind, self.dim = kind, args.dim
         self.drift = NeuralDrift(args.dim, (args.hidden,))
+        with torch.no_grad():  # slow at first: 30 units of time are long for a random field
+            for parameter in self.drift.net[-1].parameters():
+                parameter.mul_(0.1)
         if kind == "sde":
-            self.diffusion = NeuralDiffusion(args.dim, args.diffusion_hidden, scale=args.diffusion)
+            self.diffusion = NeuralDiffusion(args.dim, 0, scale=args.diffusion)
         self.decoder = nn.Sequential(
             nn.Linear(args.dim, args.hidden), nn.Softplus(), nn.Linear(args.hidden, len(unit))
         )
         self.register_buffer("unit", unit)
-        self.log_noise = nn.Parameter(torch.ones(len(unit) if args.noise_per_dim else ()))
+        self.log_noise = nn.Parameter(torch.ones(()))
 
     def forward(
         self,
@@ -42,9 +46,10 @@ class Gait(PyroModule):
         values: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """:param frames: The first three of each series, which the guide reads.
-        :param times: Of the states, (n,).
-        :param values: Frames at those times, (series, n, 50), true where ``mask`` is.
+        """What is measured at ``times``, (n,), of series of which the guide reads ``frames``.
+
+        :param values: The frames at those times, (series, n, 50), if they are known.
+        :param mask: Which of them count, (series, n).
         """
         start = dist.Normal(torch.zeros(self.dim), 1.0).to_event(1)
         with pyro.plate("series", len(frames)):
@@ -91,9 +96,7 @@ def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
     return torch.lerp(x[rows, left], x[rows, left + 1], weight)
 
 
-def windows(
-    x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace
-) -> tuple[Tensor, ...]:
+def windows(x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace) -> tuple[Tensor, ...]:
     """Random windows: begun anywhere, played a little faster or slower, until the sequence ends.
 
     :param unit: The spread of each joint, of which the noise is a share.
@@ -113,14 +116,10 @@ def windows(
 def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE]:
     unit = x.std((0, 1))
     model = Gait(kind, unit, args)
-    encoder = SummaryEncoder(x.shape[-1], args.hidden, args.context, 2 if args.velocity else GIVEN)
+    encoder = SummaryEncoder(x.shape[-1], args.hidden, args.context, GIVEN)
 
     def given(frames: Tensor, times: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        if args.velocity:
-            frames = torch.stack(
-                [frames.mean(1), (frames[:, -1] - frames[:, 0]) / (DT * (GIVEN - 1))], 1
-            )
-        return (DT * torch.arange(frames.shape[1])).expand(len(frames), -1), frames
+        return (DT * torch.arange(GIVEN)).expand(len(frames), -1), frames
 
     guide = AutoSDE(
         model,
@@ -134,14 +133,15 @@ def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE
     return model, guide
 
 
-def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace, check=None) -> tuple:
+def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Gait, AutoSDE, float]:
+    """A model and its guide, and the seconds of processor time that they took."""
     torch.manual_seed(seed)
     pyro.clear_param_store()
     model, guide = build(kind, x, args)
     times = times_of(args, x.shape[1])
-    elbo = TraceSDE_ELBO(path_estimator=args.estimator)
+    elbo = TraceSDE_ELBO(path_estimator="kl")
     parameters = [*model.parameters(), *guide.parameters()]
-    optim = torch.optim.AdamW(parameters, args.lr, weight_decay=args.decay)
+    optim = torch.optim.Adam(parameters, args.lr)
     rate = torch.optim.lr_scheduler.OneCycleLR(optim, args.lr, args.iterations, pct_start=0.1)
     begun = time.process_time()
     with trange(args.iterations, desc=f"{kind} {seed}", unit="step", mininterval=5) as bar:
@@ -150,16 +150,12 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace, check=None)
                 loss = elbo.differentiable_loss(model, guide, *windows(x, model.unit, times, args))
             optim.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(parameters, args.clip * args.batch)
+            nn.utils.clip_grad_norm_(parameters, CLIP * args.batch)
             optim.step()
             rate.step()
             if i % 50 == 49:
-                bar.set_postfix(
-                    loss=f"{loss.item() / args.batch:.1f}",
-                    noise=f"{model.log_noise.exp().mean():.2f}",
-                )
-                if check and i % 250 == 249:
-                    check(i + 1, model, guide)
+                noise = model.log_noise.detach().exp()
+                bar.set_postfix(loss=f"{loss.item() / args.batch:.1f}", noise=f"{noise:.2f}")
     return model, guide, time.process_time() - begun
 
 
