@@ -81,6 +81,9 @@ def shaped(times: Any, values: Any, mask: Any = None) -> Observations:
     return Observations(times, values, mask.expand_as(values))
 
 
+ROUNDING = torch.finfo(torch.float32).eps
+
+
 class _Encoder(nn.Module):
     """What the encoders share: the units of the data.
 
@@ -114,7 +117,9 @@ class _Encoder(nn.Module):
         count = mask.sum((0, 1)).clamp(min=1)
         self.loc.copy_(values.sum((0, 1)) / count)
         spread = (torch.where(mask, values - self.loc, 0.0).square().sum((0, 1)) / count).sqrt()
-        self.scale.copy_(torch.where(spread > 0, spread, 1.0))
+        # A dimension that is constant but for rounding would be noise in units of its spread.
+        constant = spread <= ROUNDING * spread.max()
+        self.scale.copy_(torch.where(constant, 1.0, spread))
         rows = observations.rows
         first = times.masked_fill(~rows, torch.inf).amin(-1)
         gaps = (rows.sum(-1) - 1).clamp(min=0).sum()

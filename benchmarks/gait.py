@@ -1,0 +1,169 @@
+"""A walk as a latent path: the model, its amortised guide, random windows, training, prediction."""
+
+import argparse
+import functools
+import time
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from tqdm import trange
+
+from pyro_sde import AutoSDE, TraceSDE_ELBO, anneal_kl, kl_weight
+from pyro_sde.distributions import ODEPath, SDEPath
+from pyro_sde.guides.encoders import SummaryEncoder
+from pyro_sde.nn import NeuralDiffusion, NeuralDrift
+
+GIVEN = 3  # frames that are seen
+DT = 0.1  # time between two frames
+CLIP = 1e3  # norm of the gradient, for each window
+
+
+class Gait(PyroModule):
+    """A latent path, one state every few frames, and what is measured of it."""
+
+    def __init__(self, kind: str, unit: Tensor, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.kind, self.dim = kind, args.dim
+        self.drift = NeuralDrift(args.dim, (args.hidden,))
+        with torch.no_grad():  # slow at first: 30 units of time are long for a random field
+            for parameter in self.drift.net[-1].parameters():
+                parameter.mul_(0.1)
+        if kind == "sde":
+            self.diffusion = NeuralDiffusion(args.dim, 0, scale=args.diffusion)
+        self.decoder = nn.Sequential(
+            nn.Linear(args.dim, args.hidden), nn.Softplus(), nn.Linear(args.hidden, len(unit))
+        )
+        self.register_buffer("unit", unit)
+        self.log_noise = nn.Parameter(torch.ones(()))
+
+    def forward(
+        self,
+        frames: Tensor,
+        times: Tensor,
+        values: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """What is measured at ``times``, (n,), of series of which the guide reads ``frames``.
+
+        :param values: The frames at those times, (series, n, 50), if they are known.
+        :param mask: Which of them count, (series, n).
+        """
+        start = dist.Normal(torch.zeros(self.dim), 1.0).to_event(1)
+        with pyro.plate("series", len(frames)):
+            if self.kind == "sde":
+                path = SDEPath(self.drift, self.diffusion, start, times)
+            else:
+                path = ODEPath(self.drift, start, times)
+            z = pyro.sample("z", path)
+            mean = self.decoder(z) * self.unit
+            if values is not None:
+                law = dist.Normal(mean, self.log_noise.exp()).mask(mask.unsqueeze(-1))
+                pyro.sample("y", law.to_event(2), obs=values)
+        return mean
+
+
+class Control(nn.Module):
+    """u(z, context) with smooth units and without the time: a window may begin at any phase."""
+
+    def __init__(self, dim: int, hidden: int, context: int, **_: object) -> None:
+        super().__init__()
+        self.first, self.read = nn.Linear(dim, hidden), nn.Linear(context, hidden, bias=False)
+        self.last = nn.Linear(hidden, dim)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, t: Tensor, z: Tensor, context: Tensor) -> Tensor:
+        return self.last(nn.functional.softplus(self.first(z) + self.read(context)))
+
+    def on_grid(self, t: Tensor, context: Tensor) -> object:
+        bias = self.read(context[0])  # the same at all times
+        return lambda i, z: self.last(nn.functional.softplus(self.first(z) + bias))
+
+
+def times_of(args: argparse.Namespace, frames: int) -> Tensor:
+    """Of the states: one every ``stride`` frames until the last frame, or just after it."""
+    return DT * args.stride * torch.arange((frames - 2) // args.stride + 2)
+
+
+def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
+    """Frames between frames: sequences ``rows`` (B,) at positions (B, n), linear between."""
+    left = position.floor().long().clamp(0, x.shape[1] - 2)
+    weight = (position - left).clamp(0, 1).unsqueeze(-1)
+    rows = rows.unsqueeze(-1)
+    return torch.lerp(x[rows, left], x[rows, left + 1], weight)
+
+
+def windows(x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace) -> tuple[Tensor, ...]:
+    """Random windows: begun anywhere, played a little faster or slower, until the sequence ends.
+
+    :param unit: The spread of each joint, of which the noise is a share.
+    :returns: Their first frames with noise, the times of the states, frames and mask there.
+    """
+    last = x.shape[1] - 1
+    rows = torch.randint(len(x), (args.batch,))
+    speed = args.speed * torch.exp(args.warp * torch.randn(args.batch, 1))
+    start = torch.rand(args.batch, 1) * args.shift
+    seen = at(x, rows, start + speed * torch.arange(GIVEN))
+    seen = seen + args.jitter * unit * torch.randn_like(seen)
+    seen = seen + args.offset * unit * torch.randn(args.batch, 1, x.shape[-1])
+    position = start + speed * times / DT
+    return seen, times, at(x, rows, position), position <= last
+
+
+def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE]:
+    unit = x.std((0, 1))
+    model = Gait(kind, unit, args)
+    encoder = SummaryEncoder(x.shape[-1], args.hidden, args.context, GIVEN)
+
+    def given(frames: Tensor, times: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        return (DT * torch.arange(GIVEN)).expand(len(frames), -1), frames
+
+    guide = AutoSDE(
+        model,
+        encoder=encoder,
+        observations=given,
+        control=functools.partial(Control, hidden=args.hidden),
+    )
+    # Its units are those of whole sequences, read as so many triples.
+    triples = x.unfold(1, GIVEN, GIVEN).flatten(0, 1).transpose(1, 2)
+    guide.setup(triples, times_of(args, x.shape[1]))
+    return model, guide
+
+
+def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Gait, AutoSDE, float]:
+    """A model and its guide, and the seconds of processor time that they took."""
+    torch.manual_seed(seed)
+    pyro.clear_param_store()
+    model, guide = build(kind, x, args)
+    times = times_of(args, x.shape[1])
+    elbo = TraceSDE_ELBO(path_estimator="kl")
+    parameters = [*model.parameters(), *guide.parameters()]
+    optim = torch.optim.Adam(parameters, args.lr)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optim, args.lr, args.iterations, pct_start=0.1)
+    begun = time.process_time()
+    with trange(args.iterations, desc=f"{kind} {seed}", unit="step", mininterval=5) as bar:
+        for i in bar:
+            with anneal_kl(args.kl * kl_weight(i, args.anneal)):
+                loss = elbo.differentiable_loss(model, guide, *windows(x, model.unit, times, args))
+            optim.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, CLIP * args.batch)
+            optim.step()
+            rate.step()
+            if i % 50 == 49:
+                noise = model.log_noise.detach().exp()
+                bar.set_postfix(loss=f"{loss.item() / args.batch:.1f}", noise=f"{noise:.2f}")
+    return model, guide, time.process_time() - begun
+
+
+@torch.no_grad()
+def predict(model: Gait, guide: AutoSDE, x: Tensor, args: argparse.Namespace) -> Tensor:
+    """Samples of the mean of every frame, (samples, series, frames, 50), given the first three."""
+    times, n = times_of(args, x.shape[1]), args.samples
+    z = guide(x[:, :GIVEN].repeat(n, 1, 1), times)["z"]
+    mean = model.decoder(z) * model.unit
+    position = torch.arange(x.shape[1]).expand(len(mean), -1) / args.stride
+    return at(mean, torch.arange(len(mean)), position).unflatten(0, (n, -1))

@@ -1,0 +1,234 @@
+"""Walking, predicted from three frames: latent SDE and latent ODE on CMU motion capture.
+
+The benchmark of Li et al. (2020): 16 sequences of 300 frames of 50 joint angles to learn from, 4 to
+test on, of each of which the first 3 frames are given. The error is the mean square of the mean of
+50 sampled paths, over the other 297 frames. The defaults are the rule: they were chosen by --cv,
+four folds of the training sequences, which does not look at the test. Finished runs are kept: start
+the same command again to go on.
+
+Run: python benchmarks/mocap.py --data mocap35.mat
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+from common import INK, POSTERIOR, plt
+from gait import GIVEN, predict, train
+
+FOLDS = 4
+SETS = {"train": "Xtr", "val": "Xval", "test": "Xtest"}
+SHOWN = (41, 38, 26)  # dimensions in the figure: a knee, a hip, a shoulder
+
+
+def load(path: Path) -> dict[str, Tensor]:
+    """Sequences of shape (S, 300, 50)."""
+    from scipy.io import loadmat
+
+    file = loadmat(path)
+    return {name: torch.tensor(file[key]).float() for name, key in SETS.items()}
+
+
+def errors(predicted: Tensor, x: Tensor) -> dict[str, list[float]]:
+    """Mean squares of each sequence, over what had to be predicted and over all frames."""
+    square = (predicted - x).square().mean(-1)
+    return {"future": square[:, GIVEN:].mean(-1).tolist(), "all": square.mean(-1).tolist()}
+
+
+def baselines(known: Tensor, x: Tensor) -> dict[str, dict[str, list[float]]]:
+    """Rest, standing still, and the known sequence that began most alike."""
+    distance = torch.cdist(x[:, :GIVEN].flatten(1), known[:, :GIVEN].flatten(1))
+    predictions = {
+        "zero": torch.zeros_like(x),
+        "hold the third frame": x[:, GIVEN - 1 : GIVEN].expand_as(x),
+        "nearest training sequence": known[distance.argmin(-1)],
+    }
+    return {name: errors(p, x) for name, p in predictions.items()}
+
+
+class Store:
+    """Finished runs, one JSON line each, found again by what they were asked to do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.runs = [json.loads(line) for line in lines]
+
+    def get(self, task: dict[str, Any]) -> dict[str, Any] | None:
+        return next((run for run in self.runs if run["task"] == task), None)
+
+    def add(self, run: dict[str, Any]) -> dict[str, Any]:
+        self.runs.append(run)
+        with self.path.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+        return run
+
+
+def run(kind: str, seed: int, fold: int | None, data: dict[str, Tensor], args: Any, store: Store):
+    """Train and judge: on the test sequences, or on those of a fold that were kept back."""
+    task = {"kind": kind, "seed": seed, "fold": fold, "rule": rule(args)}
+    found = store.get(task)
+    if found is not None:
+        return found
+    x, judged = data["train"], "test"
+    sets = dict(data)
+    if fold is not None:
+        held = torch.arange(len(x)) % FOLDS == fold
+        x, sets, judged = x[~held], {"val": data["val"], "held out": x[held]}, "held out"
+    model, guide, seconds = train(kind, x, seed, args)
+    noise = model.log_noise.detach().exp()
+    result = {"task": task, "seconds": seconds, "noise": noise.item()}
+    result["parameters"] = sum(p.numel() for m in (model, guide) for p in m.parameters())
+    for name in ("val", judged):
+        torch.manual_seed(seed)
+        samples = predict(model, guide, sets[name], args)
+        result[name] = errors(samples.mean(0), sets[name])
+    if fold is None:
+        noisy = samples + noise * torch.randn_like(samples)
+        band = torch.quantile(noisy, torch.tensor([0.05, 0.95]), dim=0)
+        torch.save((samples.mean(0), band), args.out / f"{kind}-{seed}.pt")
+    print(f"{kind}, seed {seed}, fold {fold}: {statistics.mean(result[judged]['future']):.2f}")
+    return store.add(result)
+
+
+def _cell(values: list[float]) -> str:
+    text = f"{statistics.mean(values):.2f}"
+    return text + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def table(runs: dict[str, list[dict]], base: dict[str, dict], judged: str) -> str:
+    """One row a model: means and standard deviations over the seeds."""
+    count = len(next(iter(base.values()))["future"])
+    head = ["model", "seeds", "MSE, 297 frames", "MSE, 300 frames"]
+    head += [f"sequence {i}" for i in range(count)] + ["validation", "parameters", "s / run"]
+    rows = [head, ["---"] * len(head)]
+    for name, found in base.items():
+        each = [f"{e:.2f}" for e in found["future"]]
+        overall = [_cell([statistics.mean(found[k])]) for k in ("future", "all")]
+        rows.append([name, "-", *overall, *each, "-", "-", "-"])
+    for kind, results in runs.items():
+        row = [f"latent {kind.upper()}", str(len(results))]
+        for key in ("future", "all"):
+            row.append(_cell([statistics.mean(r[judged][key]) for r in results]))
+        row += [_cell([r[judged]["future"][i] for r in results]) for i in range(count)]
+        row.append(_cell([statistics.mean(r["val"]["future"]) for r in results]))
+        row += [str(results[0]["parameters"])]
+        rows.append([*row, f"{statistics.mean(r['seconds'] for r in results):.0f}"])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def figure(x: Tensor, args: argparse.Namespace) -> None:
+    """Three joints of one test sequence, and what the first seed of each kind foresaw."""
+    fig, axes = plt.subplots(
+        len(SHOWN), len(args.kind), figsize=(5 * len(args.kind), 6), sharex=True, sharey="row",
+        squeeze=False, layout="constrained",
+    )  # fmt: skip
+    frames = torch.arange(x.shape[1])
+    for column, kind in zip(axes.T, args.kind, strict=True):
+        mean, band = torch.load(args.out / f"{kind}-{args.seeds[0]}.pt")
+        for ax, j in zip(column, SHOWN, strict=True):
+            low, high = band[:, args.sequence, :, j]
+            ax.fill_between(frames, low, high, color=POSTERIOR, alpha=0.2, lw=0, label="90 %")
+            ax.plot(frames, mean[args.sequence, :, j], color=POSTERIOR, label="mean of 50 paths")
+            ax.plot(frames, x[args.sequence, :, j], color=INK, lw=1, ls="--", label="measured")
+            ax.axvline(GIVEN - 1, color=INK, lw=0.5)
+            ax.set_ylabel(f"dimension {j}, degrees")
+            ax.spines[["top", "right"]].set_visible(False)
+        column[0].set_title(f"latent {kind.upper()}, test sequence {args.sequence}", fontsize=11)
+        column[-1].set_xlabel("frame (left of the line: given)")
+    axes[0, 0].legend(fontsize=8, frameon=False)
+    args.figure.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(args.figure, dpi=130)
+    plt.close(fig)
+    print(f"figure: {args.figure}")
+
+
+def main(args: argparse.Namespace) -> dict[str, list[dict]]:
+    torch.set_num_threads(args.threads)
+    data, store = load(args.data), Store(args.out / "runs.jsonl")
+    if args.cv:
+        return cross_validate(data, args, store)
+    runs = {k: [run(k, s, None, data, args, store) for s in args.seeds] for k in args.kind}
+    print(table(runs, baselines(data["train"], data["test"]), "test"))
+    figure(data["test"], args)
+    return runs
+
+
+def cross_validate(data: dict[str, Tensor], args: argparse.Namespace, store: Store) -> dict:
+    """Each training sequence predicted by a model that has not seen it."""
+    runs: dict[str, list[dict]] = {}
+    for kind in args.kind:
+        folds = {
+            (seed, fold): run(kind, seed, fold, data, args, store)
+            for seed in args.seeds
+            for fold in range(FOLDS)
+        }
+        runs[kind] = list(folds.values())
+        each = [
+            [folds[seed, i % FOLDS]["held out"]["future"][i // FOLDS] for seed in args.seeds]
+            for i in range(len(data["train"]))
+        ]
+        val = [statistics.mean(r["val"]["future"]) for r in runs[kind]]
+        mean = _cell([statistics.mean(e) for e in zip(*each, strict=True)])
+        print(
+            f"{kind}: cross-validated MSE {mean} over {len(args.seeds)} seeds; validation ", end=""
+        )
+        print(f"sequences {statistics.mean(val):.2f}; each training sequence:")
+        print("  " + ", ".join(f"{i}: {statistics.mean(e):.1f}" for i, e in enumerate(each)))
+    return runs
+
+
+RULE: dict[str, tuple[Any, str]] = {
+    "dim": (6, "dimension of the state"),
+    "hidden": (64, "width of all layers"),
+    "context": (16, "size of what the control knows of a series"),
+    "diffusion": (0.1, "of the prior, before training"),
+    "stride": (5, "frames from one state of the path to the next"),
+    "iterations": (800, "steps of training"),
+    "batch": (32, "windows in a step"),
+    "shift": (150.0, "windows begin at any frame up to this one"),
+    "speed": (1.0, "median speed at which they are played"),
+    "warp": (0.03, "standard deviation of its logarithm"),
+    "jitter": (0.1, "noise on each of the frames that the encoder reads, in units of the spread"),
+    "offset": (0.1, "noise on all three alike"),
+    "lr": (7e-3, "largest learning rate"),
+    "kl": (1.0, "weight of the KL"),
+    "anneal": (100, "steps until it has that weight"),
+    "samples": (50, "paths of which the mean is the prediction"),
+}
+
+
+def rule(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in RULE}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--data", type=Path, required=True, help="mocap35.mat")
+    p.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    p.add_argument("--kind", nargs="+", choices=["sde", "ode"], default=["sde", "ode"])
+    p.add_argument("--cv", action="store_true", help="cross-validate, without the test sequences")
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--out", type=Path, default=ROOT / "benchmarks/out/mocap")
+    p.add_argument("--figure", type=Path, default=ROOT / "benchmarks/results/mocap.png")
+    p.add_argument("--sequence", type=int, default=0, help="of the test, in the figure")
+    group = p.add_argument_group("the rule")
+    for name, (value, text) in RULE.items():
+        group.add_argument(f"--{name}", type=type(value), default=value, help=f"{text} ({value})")
+    return p.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main(parse())

@@ -1,0 +1,80 @@
+"""The motion capture benchmark, in a small form on sequences of the same layout."""
+
+import math
+
+import gait
+import mocap
+import pytest
+import torch
+from scipy.io import savemat
+
+FRAMES, JOINTS = 40, 45
+SMALL = ["--iterations", "3", "--batch", "4", "--hidden", "8", "--samples", "3", "--shift", "20"]
+
+
+@pytest.fixture(autouse=True)
+def single_precision(clean_slate):
+    torch.set_default_dtype(torch.float32)
+
+
+def sequences(count):
+    """Periodic, one joint of them not moving but for rounding."""
+    phase = 6.3 * torch.rand(count, 1, 1) + 0.3 * torch.arange(FRAMES).unsqueeze(-1)
+    x = 10 * torch.sin(phase + torch.arange(JOINTS)) + 0.1 * torch.randn(count, FRAMES, JOINTS)
+    x[..., 0] = 1e-15 * torch.randn(count, FRAMES)
+    return x
+
+
+@pytest.fixture
+def command(tmp_path):
+    sets = {"Xtr": sequences(8), "Xval": sequences(2), "Xtest": sequences(3)}
+    savemat(tmp_path / "walks.mat", {name: x.double().numpy() for name, x in sets.items()})
+    out = ["--out", str(tmp_path / "out"), "--figure", str(tmp_path / "mocap.png")]
+    return ["--data", str(tmp_path / "walks.mat"), *out, *SMALL]
+
+
+def test_benchmark(command, tmp_path, capsys):
+    """Trained, judged and drawn; then the same again from what was kept."""
+    args = mocap.parse([*command, "--seeds", "0", "1"])
+    runs = mocap.main(args)
+    text = capsys.readouterr().out
+    assert {kind: len(found) for kind, found in runs.items()} == {"sde": 2, "ode": 2}
+    for run in [*runs["sde"], *runs["ode"]]:
+        assert len(run["test"]["future"]) == 3 and all(map(math.isfinite, run["test"]["future"]))
+    assert "| latent SDE | 2 |" in text and "| hold the third frame | - |" in text
+    assert (tmp_path / "mocap.png").stat().st_size > 5000
+    assert mocap.main(args) == runs
+    assert len((tmp_path / "out/runs.jsonl").read_text().splitlines()) == 4
+
+
+def test_cross_validation_leaves_the_test_alone(command, monkeypatch, capsys):
+    data = mocap.load(mocap.parse(command).data)
+    del data["test"]
+    monkeypatch.setattr(mocap, "load", lambda path: data)
+    runs = mocap.main(mocap.parse([*command, "--cv", "--seeds", "0", "--kind", "ode"]))
+    assert len(runs["ode"]) == mocap.FOLDS
+    assert "cross-validated MSE" in capsys.readouterr().out
+
+
+def test_baselines():
+    x = sequences(4)
+    found = mocap.baselines(x, x)
+    torch.testing.assert_close(torch.tensor(found["zero"]["all"]), x.square().mean((1, 2)))
+    assert found["nearest training sequence"]["all"] == [0.0] * 4
+    standing = (x[:, 3:] - x[:, 2:3]).square().mean((1, 2))
+    torch.testing.assert_close(torch.tensor(found["hold the third frame"]["future"]), standing)
+
+
+def test_windows_show_what_they_say():
+    """On a ramp the value is the position: start, then the speed of the window."""
+    x = torch.arange(100.0).expand(2, -1).unsqueeze(-1).repeat(1, 1, 45)
+    options = ["--jitter", "0", "--offset", "0", "--shift", "30", "--batch", "64"]
+    args = mocap.parse(["--data", "unused", *options])
+    times = gait.times_of(args, 100)
+    assert float(times[-1]) >= 9.9 - 1e-4 > float(times[-2])
+    seen, _, values, mask = gait.windows(x, torch.ones(45), times, args)
+    speed = seen[:, 1:, 0] - seen[:, :-1, 0]
+    torch.testing.assert_close(speed[:, 0], speed[:, 1], rtol=0, atol=1e-4)
+    expected = seen[:, :1, 0] + speed[:, :1] * times / gait.DT
+    torch.testing.assert_close(values[..., 0][mask], expected[mask], rtol=0, atol=1e-2)
+    torch.testing.assert_close(mask, expected <= 99)
