@@ -114,8 +114,8 @@ def windows(x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace) ->
 
 
 def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE]:
-    unit = x.std((0, 1))
-    model = Gait(kind, unit, args)
+    """The model, and the guide that knows of each series its first frames alone."""
+    model = Gait(kind, x.std((0, 1)), args)
     encoder = SummaryEncoder(x.shape[-1], args.hidden, args.context, GIVEN)
 
     def given(frames: Tensor, times: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:

@@ -180,10 +180,8 @@ def cross_validate(data: dict[str, Tensor], args: argparse.Namespace, store: Sto
         ]
         val = [statistics.mean(r["val"]["future"]) for r in runs[kind]]
         mean = _cell([statistics.mean(e) for e in zip(*each, strict=True)])
-        print(
-            f"{kind}: cross-validated MSE {mean} over {len(args.seeds)} seeds; validation ", end=""
-        )
-        print(f"sequences {statistics.mean(val):.2f}; each training sequence:")
+        print(f"{kind}: cross-validated MSE {mean}, {len(args.seeds)} seed(s); ", end="")
+        print(f"validation sequences {statistics.mean(val):.2f}; each training sequence:")
         print("  " + ", ".join(f"{i}: {statistics.mean(e):.1f}" for i, e in enumerate(each)))
     return runs
 
