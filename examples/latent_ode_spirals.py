@@ -27,8 +27,8 @@ PAPER = {"RNN": (0.3937, 0.3202, 0.1813), "latent ODE": (0.1642, 0.1502, 0.1346)
 
 
 def spirals(n: int) -> Tensor:
-    """Inwards from anywhere, 0.6 of a turn, of shape (n, 2 * POINTS, 2); every other clockwise."""
-    angle = math.pi * (1.8 + 4.2 * torch.rand(n, 1)) - 0.3 * math.pi * GRID
+    """Inwards from anywhere, 1.2 turns, of shape (n, 2 * POINTS, 2); every other clockwise."""
+    angle = math.pi * (2.6 + 3.4 * torch.rand(n, 1)) - 0.6 * math.pi * GRID
     way = 1.0 - 2.0 * (torch.arange(n).unsqueeze(-1) % 2)
     return torch.stack([5 * way + 0.3 * angle * angle.cos(), way * 0.3 * angle * angle.sin()], -1)
 

@@ -6,12 +6,17 @@ import torch
 from pyro.distributions import Normal
 from torch import Tensor
 from torch.distributions import Distribution, constraints
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .fused import Affine
 from .path import PathDistribution, Step
 from .util import as_parameters, phi, with_time
 
 __all__ = ["OrnsteinUhlenbeck"]
+
+
+# The steps of the last process with constant parameters on a grid: it is built for every path.
+_known = WeakIdKeyDictionary()
 
 
 class OrnsteinUhlenbeck(PathDistribution):
@@ -60,6 +65,8 @@ class OrnsteinUhlenbeck(PathDistribution):
         validate_args: bool | None = None,
     ) -> None:
         (self.rate, self.loc, self.scale), shape = as_parameters(rate=rate, loc=loc, scale=scale)
+        numbers = (rate, loc, scale)
+        self._numbers = numbers if all(isinstance(x, float) for x in numbers) else None
         if initial is None:
             if not bool((self.rate > 0).all()):
                 raise ValueError(
@@ -88,9 +95,16 @@ class OrnsteinUhlenbeck(PathDistribution):
         return lambda i, z: (torch.addcmul(shift[i], z, decay[i]), scale[i])
 
     def affine(self) -> Affine:
+        numbers, times = self._numbers, self.times
+        known = _known.get(times) if numbers is not None else None
+        if known is not None and known[:2] == (numbers, times._version):
+            return known[2]
         _, dt = self.step_times(0)
         decay, scale = self._coefficients(dt)
-        return decay, self.loc * (1 - decay), scale
+        found = decay, self.loc * (1 - decay), scale
+        if numbers is not None and not times.requires_grad:
+            _known[times] = (numbers, times._version, found)
+        return found
 
     @property
     def mean(self) -> Tensor:

@@ -84,9 +84,23 @@ class MLPControl(nn.Module):
         self.last = nn.Linear(hidden[-1], 2 * dim if contraction else dim)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
+        self._on_own_grid: tuple[Tensor, int, Tensor] | None = None
 
     def time_features(self, t: Tensor) -> Tensor:
         """The features of times ``t``, along their last dimension (of size 1)."""
+        starts = self.times[:-1]
+        if self.embedding is None or not (
+            t.numel() == len(starts) and t.device.type == "cpu" and torch.equal(t.flatten(), starts)
+        ):
+            return self._features(t)
+        # The grid that it was made for: all that is not learned is known.
+        known = self._on_own_grid
+        if known is None or known[0] is not self.times or known[1] != self.times._version:
+            fixed = self._features(starts.unsqueeze(-1)).detach()[:, : -self.embedding.shape[-1]]
+            known = self._on_own_grid = (self.times, self.times._version, fixed)
+        return torch.cat([known[2], self.embedding], -1).reshape(*t.shape[:-1], -1)
+
+    def _features(self, t: Tensor) -> Tensor:
         tau = (t - self.times[0]) / (self.times[-1] - self.times[0])
         angle = tau * self.frequencies
         features = [tau, angle.sin(), angle.cos()]

@@ -40,7 +40,7 @@ def _initial_divergence(
     q: PathDistribution, p: PathDistribution, z0: Tensor, estimator: str
 ) -> Tensor | float:
     q0, p0 = q.initial, p.initial
-    if q0 is p0:
+    if q0 is p0 or _is_same_memory(q0, p0):
         return 0.0
     if isinstance(p0, Tensor):
         tol = 64 * torch.finfo(p0.dtype).eps
@@ -63,6 +63,15 @@ def _initial_divergence(
     if _is_normal(q0) and _is_normal(p0):
         return _normal_start(q0.base_dist, p0.base_dist, z0).stopped()
     return _stopped_log_prob(q0, z0) - p0.log_prob(z0)
+
+
+def _is_same_memory(a: Any, b: Any) -> bool:
+    """Whether two tensors are views of the same numbers: nothing to compare."""
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+    )
 
 
 def _is_normal(d: Distribution) -> TypeGuard[Independent]:

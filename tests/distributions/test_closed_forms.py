@@ -173,3 +173,18 @@ def test_sde_path_equals_torchsde_euler():
     torch.testing.assert_close(theirs, z, rtol=1e-9, atol=1e-9)
     # and that noise is Brownian: 48 increments of variance dt.
     assert abs(increments.square().mean().item() / 0.125 - 1) < 5 * math.sqrt(2 / 48)
+
+
+def test_steps_follow_a_grid_that_is_written_to():
+    """What is remembered of a grid is forgotten when it changes, and checked anew."""
+    times = torch.linspace(0, 1, 5)
+    before = OrnsteinUhlenbeck(1.0, 0.3, 0.5, times).affine()
+    times *= 2
+    for rate, loc, scale in ((1.0, 0.3, 0.5), (2.0, 0.3, 0.5)):
+        found = OrnsteinUhlenbeck(rate, loc, scale, times).affine()
+        fresh = OrnsteinUhlenbeck(rate, loc, scale, times.clone()).affine()
+        for a, b, c in zip(found, fresh, before, strict=True):
+            assert torch.equal(a, b) and not torch.equal(a, c)
+    times[2] = 9.0
+    with pytest.raises(ValueError, match="times must increase strictly"):
+        OrnsteinUhlenbeck(1.0, 0.3, 0.5, times)

@@ -75,3 +75,21 @@ def test_bottleneck_is_linear_in_the_dimension():
 
     per_weight = (size(20_000) - size(10_000)) / 10_000
     assert per_weight == 2 + 2 + 1  # in, out and a bias
+
+
+def test_features_of_its_own_grid_are_those_of_any():
+    """What is remembered of the grid is what is computed; another grid loaded is another grid."""
+    grid = torch.tensor([0.0, 0.1, 0.4, 1.0])
+    control, other = MLPControl(1, times=grid), MLPControl(1, times=grid**2)
+    with torch.no_grad():
+        for c in (control, other):
+            c.embedding.normal_()
+    for _ in range(2):  # the second time from memory
+        t = grid[:-1].reshape(3, 1, 1)
+        torch.testing.assert_close(control.time_features(t), control._features(t))
+        control.time_features(t).sum().backward()
+        assert (control.embedding.grad == 1).all()
+        control.embedding.grad = None
+    control.load_state_dict(other.state_dict())
+    t = (grid**2)[:-1].unsqueeze(-1)
+    torch.testing.assert_close(control.time_features(t), other._features(t))
