@@ -98,7 +98,10 @@ def forecast(
         )
     guide.setup(*args, **kwargs)
     old, values = torch.as_tensor(named["times"]), torch.as_tensor(named["values"])
-    given = as_observations(old, values, named.get("mask"))
+    if guide.encoder is None:
+        given = as_observations(old, values, named.get("mask"))
+    else:
+        given = guide._read(args, kwargs).clean()  # the guide may have a view of its own
     times = torch.as_tensor(times, dtype=old.dtype, device=old.device)
     if not bool(torch.isfinite(times).all()):
         raise ValueError("times must be finite: drop the missing ones")

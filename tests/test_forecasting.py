@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_sde import AutoSDE, forecast, select, time_grid
+from pyro_sde import AutoSDE, GRUEncoder, forecast, select, time_grid
 from pyro_sde.distributions import BrownianMotion, GeometricBrownianMotion
 
 TIMES = torch.tensor([0.3, 1.0], dtype=torch.float64)
@@ -111,6 +111,36 @@ def test_a_path_that_the_series_share_ends_with_the_last_of_them():
     z = found.paths["z"]
     assert z.shape[-2:] == (2, 2) and ((z[..., 0, :] - 50).abs() < 6).all()
     assert ((z[..., 1, :] - z[..., 0, :]).abs() < 6).all()
+
+
+def test_the_encoder_reads_what_the_guide_says():
+    """With observations= the posterior of a forecast is that of a call, not of the raw values."""
+
+    def seen(times, values=None):
+        grid = time_grid(0.0, 2.0, dt=0.1, include=times)
+        with pyro.plate("series", len(times)):
+            z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+            mean = select(z, grid, times)
+            pyro.sample("y", dist.Normal(mean, 0.1).to_event(2), obs=values)
+
+    def with_time(times, values=None):
+        return times, torch.cat([values, times.unsqueeze(-1)], -1)
+
+    encoder = GRUEncoder(2, hidden=8, context=4)
+    guide = AutoSDE(seen, encoder=encoder, observations=with_time)
+    data = TIMES.expand(3, 2), torch.randn(3, 2, 1)
+    guide.setup(*data)
+    with torch.no_grad():
+        for p in guide.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    draws = 400
+    found = forecast(seen, guide, data, [0.7, 2.0], draws, parallel=True)
+    calls = torch.stack([guide(*data)["z"] for _ in range(draws)])
+    grid = time_grid(0.0, 2.0, dt=0.1, include=TIMES)
+    here = select(calls, grid, torch.tensor([0.7]))
+    gap = (found.paths["z"][:, :, :1] - here).mean(0)
+    error = here.std(0) * (2 / draws) ** 0.5
+    assert (gap.abs() < 4.5 * error).all()
 
 
 def test_refusals():
