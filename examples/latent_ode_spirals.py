@@ -2,7 +2,7 @@
 
 A thousand noisy spirals, half of them clockwise, of which 30, 50 or 100 points out of 100 are seen;
 the 100 points that follow are to be predicted. The latent ODE is a path without noise whose start
-an encoder finds; with --sde the path is that of an SDE. The RNN is told the time to its next point
+an encoder finds; the latent SDE has the same parts and noise on its path. The RNN is told the time to its next point
 and after the last observation reads its own draws. The numbers at the end: the RMSE to the spiral
 without noise, and the log density of a noisy future point, on 200 other spirals.
 """
@@ -138,11 +138,11 @@ def figure(args: argparse.Namespace, shown: dict) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    p = parser(__doc__, iterations=1200, particles=1)
+    p = parser(__doc__, iterations=1000, particles=1)
     p.add_argument("--observations", nargs="+", type=int, default=[30, 50, 100])
     p.add_argument("--series", type=int, default=1000, help="spirals to train on")
     p.add_argument("--samples", type=int, default=50, help="draws of a prediction")
-    p.add_argument("--sde", action="store_true", help="also the path of an SDE")
+    p.add_argument("--no-sde", dest="sde", action="store_false", help="without the latent SDE")
     return p.parse_args(argv)
 
 

@@ -56,6 +56,7 @@ def train(
     :param anneal: In how many steps the weight of the KL rises to 1.
     :param clip: The largest norm of the gradient of a parameter.
     """
+    torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings
     n = args.iterations
     optim = pyro.optim.OneCycleLR(
         {
