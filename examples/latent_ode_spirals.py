@@ -2,9 +2,9 @@
 
 A thousand noisy spirals, half of them clockwise, of which 30, 50 or 100 points out of 100 are seen;
 the 100 points that follow are to be predicted. The latent ODE is a path without noise whose start
-an encoder finds; the latent SDE has the same parts and noise on its path. The RNN is told the time to its next point
-and after the last observation reads its own draws. The numbers at the end: the RMSE to the spiral
-without noise, and the log density of a noisy future point, on 200 other spirals.
+an encoder finds; the latent SDE has the same parts and noise on its path. The RNN is told the time
+to its next point and after the last observation reads its own draws. The numbers at the end: the
+RMSE to the spiral without noise, and the log density of a noisy future point, on 200 other spirals.
 """
 
 import argparse

@@ -34,7 +34,8 @@ EXAMPLES = {
     ],
     "gradient_variance.py": [["--steps", "5", "--checkpoints", "2", "--samples", "2"]],
     "latent_ode_spirals.py": [
-        ["--observations", "5", "10", "--series", "20", "--samples", "3", "--no-sde"]
+        ["--observations", "5", "10", "--series", "20", "--samples", "3", "--no-sde"],
+        ["--observations", "5", "--series", "20", "--samples", "3"],
     ],
     "convergence.py": [["--levels", "2", "--digits", "1"]],
     "coal_mining.py": [["--dt", "8"], ["--dt", "4", "--no-contraction"]],
