@@ -95,15 +95,17 @@ class OrnsteinUhlenbeck(PathDistribution):
         return lambda i, z: (torch.addcmul(shift[i], z, decay[i]), scale[i])
 
     def affine(self) -> Affine:
-        numbers, times = self._numbers, self.times
-        known = _known.get(times) if numbers is not None else None
-        if known is not None and known[:2] == (numbers, times._version):
-            return known[2]
+        times = self.times
+        # The steps have as many dimensions as the batch.
+        key = (self._numbers, self.rate.dtype, len(self.batch_shape), times._version)
+        known = None if self._numbers is None else _known.get(times)
+        if known is not None and known[0] == key:
+            return known[1]
         _, dt = self.step_times(0)
         decay, scale = self._coefficients(dt)
         found = decay, self.loc * (1 - decay), scale
-        if numbers is not None and not times.requires_grad:
-            _known[times] = (numbers, times._version, found)
+        if self._numbers is not None and not (times.requires_grad or scale.is_inference()):
+            _known[times] = (key, found)
         return found
 
     @property

@@ -89,8 +89,14 @@ class MLPControl(nn.Module):
     def time_features(self, t: Tensor) -> Tensor:
         """The features of times ``t``, along their last dimension (of size 1)."""
         starts = self.times[:-1]
-        if self.embedding is None or not (
-            t.numel() == len(starts) and t.device.type == "cpu" and torch.equal(t.flatten(), starts)
+        if (
+            torch.is_inference_mode_enabled()
+            or self.embedding is None
+            or not (
+                t.numel() == len(starts)
+                and t.device.type == "cpu"
+                and torch.equal(t.flatten(), starts)
+            )
         ):
             return self._features(t)
         # The grid that it was made for: all that is not learned is known.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_sde import MLPControl
-from pyro_sde.distributions import BrownianMotion, ControlledPath
+from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0, 1.1, 1.5], dtype=torch.float64)
 
@@ -93,3 +93,14 @@ def test_features_of_its_own_grid_are_those_of_any():
     control.load_state_dict(other.state_dict())
     t = (grid**2)[:-1].unsqueeze(-1)
     torch.testing.assert_close(control.time_features(t), other._features(t))
+
+
+def test_training_after_inference_mode():
+    """Tensors of inference mode, which no gradient may pass, are not what is remembered."""
+    grid = torch.linspace(0, 1, 5)
+    control = MLPControl(1, times=grid)
+    prior = OrnsteinUhlenbeck(1.0, 0.0, 0.5, grid)
+    with torch.inference_mode():
+        ControlledPath(prior, control).sample()
+    ControlledPath(prior, control).rsample().sum().backward()
+    assert control.last.bias.grad is not None
