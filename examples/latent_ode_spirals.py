@@ -121,8 +121,9 @@ def main(args: argparse.Namespace) -> dict[str, dict]:
 
 
 def figure(args: argparse.Namespace, shown: dict) -> None:
-    fig, axes = plt.subplots(2, 4, figsize=(12, 5.6), layout="constrained")
-    for row, (name, color) in zip(axes, (("RNN", EXACT), ("latent ODE", POSTERIOR)), strict=True):
+    names, colors = list(shown["laws"]), (EXACT, POSTERIOR, "#3a7d44")
+    fig, axes = plt.subplots(len(names), 4, figsize=(12, 2.8 * len(names)), layout="constrained")
+    for row, name, color in zip(axes, names, colors, strict=False):
         for i, ax in enumerate(row):
             law = shown["laws"][name].mean[:, i]
             ax.plot(*shown["truth"][i].T, color=INK, lw=0.8, label="truth")
