@@ -8,6 +8,7 @@ rate, and how far the rescaled times are from uniform (Kolmogorov-Smirnov), agai
 import argparse
 import csv
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,23 @@ def load() -> Tensor:
         return torch.tensor([float(r["t_year"]) - START for r in csv.DictReader(file)])
 
 
+def make_model(grid: Tensor) -> Callable[..., None]:
+    def model(events: Tensor | None = None) -> None:
+        # A standard deviation of 0.05 to 0.5 after a year, in logarithms.
+        scale = pyro.sample("scale", dist.LogNormal(math.log(0.15), 0.7))
+        start = dist.Normal(0.0, 1.0)
+        z = pyro.sample("z", BrownianMotion(scale.unsqueeze(-1), grid, start))
+        pyro.sample("events", PoissonProcess(z[..., 0].exp(), grid), obs=events)
+
+    return model
+
+
+def a_year(rates: Tensor, grid: Tensor, begin: int, end: int) -> Tensor:
+    """The mean rate from one year until another."""
+    edges = torch.tensor([begin - START, end - START], dtype=grid.dtype)
+    return PoissonProcess(rates, grid).cumulative(edges).diff().squeeze(-1) / (end - begin)
+
+
 def rescaled(process: PoissonProcess, events: Tensor) -> tuple[Tensor, float]:
     """The share of the rate's integral before each event, uniform if the rate is right, and
     sqrt(n) times its distance from uniform: above 1.36 in one case of twenty for a rate known
@@ -48,14 +66,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     pyro.clear_param_store()
     events = load()
     grid = time_grid(0.0, END - START, dt=args.dt)
-
-    def model(events: Tensor | None = None) -> None:
-        # A standard deviation of 0.05 to 0.5 after a year, in logarithms.
-        scale = pyro.sample("scale", dist.LogNormal(math.log(0.15), 0.7))
-        start = dist.Normal(0.0, 1.0)
-        z = pyro.sample("z", BrownianMotion(scale.unsqueeze(-1), grid, start))
-        pyro.sample("events", PoissonProcess(z[..., 0].exp(), grid), obs=events)
-
+    model = make_model(grid)
     # From the median of its prior: a scale of 1 would start with rates beyond all reason.
     rest = partial(AutoNormal, init_loc_fn=init_to_median)
     guide = AutoSDE(model, contraction=args.contraction, rest=rest)
@@ -72,18 +83,13 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     constant = float(flat.log_prob(events))
     u, distance = rescaled(mean, events)
     u_flat, distance_flat = rescaled(flat, events)
-    result = {
-        "ELBO": bound,
-        "constant rate": constant,
-        "KS": distance,
-        "KS constant": distance_flat,
-    }
+    result = {"ELBO": bound, "constant rate": constant}
+    result |= {"KS": distance, "KS constant": distance_flat}
     print(f"ELBO {bound:.2f}, largest log likelihood of a constant rate {constant:.2f}")
     print(f"sqrt(n) KS of the rescaled times: {distance:.2f}, constant rate {distance_flat:.2f}")
     for name, (a, b) in PERIODS.items():
-        edges = torch.tensor([a - START, b - START], dtype=grid.dtype)
-        each = PoissonProcess(rates, grid).cumulative(edges).diff().squeeze(-1) / (b - a)
-        raw = ((events >= edges[0]) & (events < edges[1])).sum().item() / (b - a)
+        each = a_year(rates, grid, a, b)
+        raw = ((events >= a - START) & (events < b - START)).sum().item() / (b - a)
         low, high = torch.quantile(each, LEVELS[[0, 2]]).tolist()
         print(f"{name}: {each.mean():.2f} a year ({low:.2f} to {high:.2f}), counted {raw:.2f}")
         result |= {name: each.mean().item(), f"{name}, counted": raw}

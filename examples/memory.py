@@ -165,8 +165,7 @@ def figure(costs: dict, errors: dict, curves: dict, args: argparse.Namespace) ->
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    p = parser(__doc__, iterations=60)
-    p.set_defaults(lr=4e-3)
+    p = parser(__doc__, iterations=60, lr=4e-3)
     root = Path(__file__).parent.parent / "data"
     p.add_argument("--data-root", type=Path, default=root)
     p.add_argument("--subset", type=int, help="use so many training images only")

@@ -137,8 +137,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    p = parser(__doc__, iterations=1000, particles=32)
-    p.set_defaults(lr=2e-2)
+    p = parser(__doc__, iterations=1000, particles=32, lr=2e-2)
     p.add_argument("--likelihood", choices=LIKELIHOODS, default="cauchy")
     p.add_argument("--data", type=int, default=200, help="how many data")
     p.add_argument("--steps", type=int, default=10, help="steps of depth")

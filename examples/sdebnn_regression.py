@@ -132,8 +132,7 @@ def panel(ax: plt.Axes, grid: Tensor, draws: Tensor, x: Tensor, y: Tensor, title
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    p = parser(__doc__, iterations=2500, particles=32)
-    p.set_defaults(lr=2e-2)
+    p = parser(__doc__, iterations=2500, particles=32, lr=2e-2)
     p.add_argument("--data", type=int, default=200, help="how many data")
     p.add_argument("--width", type=int, default=8, help="hidden units of the field")
     p.add_argument("--scale", type=float, default=0.5, help="diffusion of the weights")

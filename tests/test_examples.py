@@ -10,6 +10,7 @@ from pathlib import Path
 import common
 import elbo_overhead
 import latent_scaling
+import nuts_reference
 import ou_evidence
 import pyro.distributions as dist
 import pytest
@@ -188,6 +189,18 @@ def test_evidence_benchmark(capsys):
     gaps = ou_evidence.main(args)
     assert gaps["optimal control, 480 steps"][0] < 1 < gaps["AutoSDE, 12 steps, contraction"][0]
     assert "exact log evidence -8.7595" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["lynx_hare", "coal_mining"])
+def test_nuts_benchmark(name):
+    """Takes the models as they are, and starts where the posterior is: a few draws are near it."""
+    options = ["--chains", "2", "--draws", "8", "--warmup", "4"]
+    table = nuts_reference.main(nuts_reference.parse([name, *options]))
+    assert all(low < mean < high for mean, low, high, _, _ in table.values())
+    known = {"alpha": (0.3, 0.9), "gamma": (0.5, 1.1), "beta": (0.015, 0.045)}
+    known |= {"1851 to 1879": (2.2, 4.5), "1880 to 1899": (1.2, 3.0)}
+    found = {key: table[key][0] for key in known if key in table}
+    assert found and all(known[k][0] < x < known[k][1] for k, x in found.items())
 
 
 def test_strong_orders_on_known_solutions(tmp_path):

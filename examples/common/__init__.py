@@ -29,7 +29,9 @@ def parser(doc: str, **defaults: Any) -> argparse.ArgumentParser:
     )
     p.add_argument("--iterations", type=int, default=defaults.get("iterations", 1000))
     p.add_argument("--particles", type=int, default=defaults.get("particles", 32))
-    p.add_argument("--lr", type=float, default=1e-2, help="largest learning rate")
+    p.add_argument(
+        "--lr", type=float, default=defaults.get("lr", 1e-2), help="largest learning rate"
+    )
     p.add_argument("--seed", type=int, default=0)
     p.add_argument(
         "--out",

@@ -85,6 +85,22 @@ def test_posterior_of_the_start(ELBO, estimator):
         assert losses.std() < 1e-9
 
 
+@pytest.mark.parametrize("estimator", ["kl", "full", "stl"])
+def test_the_flow_is_solved_once(estimator):
+    """AutoSDE's path follows the model's own flow, which need not be solved again to see it."""
+    calls = []
+
+    def counted(y=None):
+        flow = ODEPath(lambda t, z: calls.append(t) or -z, start(), TIMES)
+        z = pyro.sample("z", flow)
+        pyro.sample("y", dist.Normal(z[..., -1, :], 0.3).to_event(1), obs=y)
+
+    guide = AutoSDE(counted).setup(torch.zeros(2))
+    calls.clear()
+    TraceSDE_ELBO(path_estimator=estimator).loss(counted, guide, torch.zeros(2))
+    assert len(calls) == 2 * 10  # the midpoint rule, ten steps
+
+
 def test_hand_written_guides():
     """The same flow from another start is one, a different flow is not."""
 
