@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 
 __all__ = ["anneal_kl", "kl_weight"]
 
@@ -36,7 +35,7 @@ class anneal_kl(Messenger):
         self.weight = weight
 
     def _pyro_sample(self, msg: Any) -> None:
-        if not msg["is_observed"] and not site_is_subsample(msg):
+        if not msg["is_observed"]:
             msg["scale"] = msg["scale"] * self.weight
 
 

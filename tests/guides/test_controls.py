@@ -102,5 +102,7 @@ def test_training_after_inference_mode():
     prior = OrnsteinUhlenbeck(1.0, 0.0, 0.5, grid)
     with torch.inference_mode():
         ControlledPath(prior, control).sample()
+        made_here = MLPControl(1, times=grid.clone())  # its times have no version to go by
+        assert ControlledPath(prior, made_here).sample().shape == (5, 1)
     ControlledPath(prior, control).rsample().sum().backward()
     assert control.last.bias.grad is not None
