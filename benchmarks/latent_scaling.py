@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
+from common import exponent
 from memory import peak_memory
 
 from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO
@@ -91,14 +92,6 @@ def gradient_step(series: int, steps: int, dim: int) -> Callable[[], float]:
         return time.process_time() - start
 
     return step
-
-
-def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """The slope of the least squares line through the logarithms."""
-    x = torch.tensor(sizes, dtype=torch.float64).log()
-    y = torch.tensor(seconds, dtype=torch.float64).log()
-    x = x - x.mean()
-    return float((x * y).sum() / x.square().sum())
 
 
 def scaling(args: argparse.Namespace) -> dict[str, dict]:

@@ -11,7 +11,7 @@ import math
 
 import pyro
 import torch
-from common import INK, parser, plt, save
+from common import INK, exponent, parser, plt, save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,14 +22,6 @@ from pyro_sde.solvers.torchsde import sample
 
 A, B, FINE = 0.5, 0.8, 13
 THEIRS = ("euler", "milstein", "srk", "midpoint")
-
-
-def order(steps: list[int], errors: list[float]) -> float:
-    """Minus the slope of log error against log steps."""
-    x = torch.tensor(steps, dtype=torch.float64).log()
-    y = torch.tensor(errors, dtype=torch.float64).log()
-    x = x - x.mean()
-    return -float((x * y).sum() / x.square().sum())
 
 
 def rms(x: Tensor) -> float:
@@ -109,7 +101,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         "the same without noise": random_ode(0.0, steps, 1),
         "SDE with multiplicative noise": sde(steps, args.particles),
     }
-    orders = {k: {m: order(steps, e) for m, e in v.items()} for k, v in panels.items()}
+    orders = {k: {m: -exponent(steps, e) for m, e in v.items()} for k, v in panels.items()}
     for title, found in orders.items():
         print(f"{title}: " + ", ".join(f"{m} {o:.2f}" for m, o in found.items()))
     tolerances = [10.0**-k for k in range(1, args.digits + 1)]

@@ -77,8 +77,7 @@ def score(law: dist.Normal, truth: Tensor, future: Tensor) -> tuple[float, float
 
 def compare(n: int, args: argparse.Namespace, truth: Tensor, test: Tensor) -> tuple[dict, dict]:
     """Train all models on n points of each spiral."""
-    times, values, _ = observe(truth, n)
-    seen_times, seen, future = observe(test, n)
+    (times, values, _), (seen_times, seen, future) = observe(truth, n), observe(test, n)
     units = values.std((0, 1))
     rnn = RNN(units, 80)  # as many parameters as the latent ODE has with its encoder
 

@@ -91,7 +91,8 @@ class Vjp:
             for k, g in enumerate(found[n:]):
                 if g is not None:
                     old = self.grads[k]
-                    self.grads[k] = g if old is None else old.add_(g)
+                    # A copy to add to: the gradients of a sum's two terms are one tensor.
+                    self.grads[k] = g.clone() if old is None else old.add_(g)
         return tuple(o.detach() for o in outputs), total
 
     def _check(self, outputs: Sequence[Tensor], points: list[Tensor]) -> None:

@@ -197,7 +197,7 @@ def test_padding_is_not_looked_at(flat):
 @pytest.mark.parametrize("names, who", [(None, "series 2"), (["a", "b", "c"], "series 'c'")])
 def test_check_series_names_the_series(names, who):
     def broken(message, start=0.0, end=3.0, **at):
-        batch = {k: v.clone() for k, v in good()._asdict().items()} | {}
+        batch = {k: v.clone() for k, v in good()._asdict().items()}
         batch["mask"][2, :4] = True
         for part, (place, value) in at.items():
             batch[part][(2, *place)] = value

@@ -160,6 +160,14 @@ def quantiles(z: Tensor, density: Tensor, levels: list[float]) -> Tensor:
     return torch.stack([z[(cdf < level).sum(-1)] for level in levels])
 
 
+def exponent(sizes: Iterable[float], values: Iterable[float]) -> float:
+    """With what power of the size the value grows: the slope of the least squares line through
+    the logarithms."""
+    x, y = (torch.tensor([*v], dtype=torch.float64).log() for v in (sizes, values))
+    x = x - x.mean()
+    return float((x * y).sum() / x.square().sum())
+
+
 def save(figure: Any, args: argparse.Namespace, name: str) -> Path:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / name

@@ -128,39 +128,27 @@ class ControlledPath(PathDistribution):
             and torch._C._functorch.peek_interpreter_stack() is None
         )
 
-    def _kernel(
-        self, t: Tensor, dt: Tensor, control: Callable[[int, Tensor], Any] | None
-    ) -> Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """From the step's number and state to mean, scale, u and log c."""
-        step = self.prior.kernel()
-        evaluate = self._on_grid(control)
-        roots, ts = dt.sqrt().unbind(0), t.unbind(0)
-
-        def at(i: int, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-            mean, scale = step(i, z)
-            u, log_c = evaluate(i, ts[i], z)
-            mean = torch.addcmul(mean, scale * roots[i], u)
-            return mean, scale if log_c is None else scale * log_c.exp(), u, log_c
-
-        return at
-
     def _simulate_by_steps(
         self, z0: Tensor, eps: Tensor, t: Tensor, dt: Tensor, control: Any
     ) -> Draw:
-        step = self._kernel(t, dt, control)
+        step, evaluate = self.prior.kernel(), self._on_grid(control)
+        roots, ts = dt.sqrt().unbind(0), t.unbind(0)
         z = [z0]
         means: list[Tensor] = []
         scales: list[Tensor] = []
         us: list[Tensor] = []
         log_cs: list[Tensor] = []
         for i, e in enumerate(eps.unbind(0)):
-            mean, scale, u, log_c = step(i, z[-1])
+            mean, scale = step(i, z[-1])
+            u, log_c = evaluate(i, ts[i], z[-1])
+            mean = torch.addcmul(mean, scale * roots[i], u)
+            if log_c is not None:
+                scale = scale * log_c.exp()
+                log_cs.append(log_c)
             z.append(torch.addcmul(mean, scale, e))
             means.append(mean)
             scales.append(scale)
             us.append(u)
-            if log_c is not None:
-                log_cs.append(log_c)
         has_grad = torch.is_grad_enabled()
         value = torch.stack(z, -2)
         return Draw(value, has_grad, z[:-1], means, scales, eps, us, log_cs or None)

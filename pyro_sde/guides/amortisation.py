@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyro
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from ..distributions import PathDistribution
 from .encoders import Observations, shaped
 
-__all__ = ["arguments_of", "default_observations", "read", "rows_of_batch", "serves"]
+__all__ = [
+    "arguments_of",
+    "default_observations",
+    "read",
+    "rows_of_batch",
+    "series_plate",
+    "serves",
+]
 
 
 def arguments_of(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -59,8 +66,9 @@ def read(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Observations:
     return shaped(*found)
 
 
-def _series_frame() -> Any:
-    return next((frame for frame in get_plates() if frame.dim == -1), None)
+def series_plate(frames: Iterable[Any]) -> Any:
+    """The plate whose elements are the series, of those around a site; or None."""
+    return next((frame for frame in frames if frame.dim == -1), None)
 
 
 def serves(path: PathDistribution, size: int, frame: Any) -> bool:
@@ -72,7 +80,7 @@ def serves(path: PathDistribution, size: int, frame: Any) -> bool:
 
 def rows_of_batch(observations: Observations, path: PathDistribution) -> Observations:
     """The rows of those series that the plate around the site has drawn."""
-    frame, size = _series_frame(), len(observations.times)
+    frame, size = series_plate(get_plates()), len(observations.times)
     if frame is not None and frame.size != size == frame.full_size:
 
         def rows(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
 from ..series import check_series
-from .amortisation import default_observations, read, rows_of_batch, serves
+from .amortisation import default_observations, read, rows_of_batch, series_plate, serves
 from .controls import MLPControl
 from .encoders import Encoding, Observations, as_observations
 from .ownership import claim_parameters
@@ -173,7 +173,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         self._amortised = frozenset(
             name
             for name, w in paths.items()
-            if serves(w.path, size, _last_plate(latents[name]["cond_indep_stack"]))
+            if serves(w.path, size, series_plate(latents[name]["cond_indep_stack"]))
         )
         if not self._amortised:
             shapes = {name: tuple(w.path.batch_shape) for name, w in paths.items()}
@@ -337,10 +337,6 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
     ) -> dict[str, Tensor]:
         """Posterior medians of each latent, by sampling; of a path, at each time."""
         return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
-
-
-def _last_plate(frames: Any) -> Any:
-    return next((frame for frame in frames if frame.dim == -1), None)
 
 
 def _hide_all_but(names: frozenset[str], msg: Any) -> bool:

@@ -52,8 +52,7 @@ class PathPosterior(PyroModule):
         super().__init__()
         path = wrapped.path
         self.dim, self.contraction = path.event_shape[-1], contraction
-        self.is_amortised = encoder is not None
-        self.has_embedding = _is_factory(control) and shape.numel() > 1 and not self.is_amortised
+        self.has_embedding = _is_factory(control) and shape.numel() > 1 and encoder is None
         self.has_start = not isinstance(path.initial, Tensor)
 
         def local(size: int) -> PyroParam:

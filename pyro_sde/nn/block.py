@@ -273,7 +273,7 @@ class SDEBlock(PyroModule):
         if apart is not None:
             h, energies = apart(h)
             weights = energies.new_tensor([self.regularise[name] for name in names])
-            mean = (energies * weights).sum(-1).mean(-1).reshape(particles)
+            mean = (energies * weights).sum(-1).reshape(*particles, -1).mean(-1)
             pyro.factor(self._pyro_get_fullname(f"{self.name}_energy"), -mean)
         return h
 

@@ -83,8 +83,8 @@ def pad_series(
     index = row + torch.minimum(place, lengths.unsqueeze(-1) - 1)
     present = place < lengths.unsqueeze(-1)
     times = t.to(y.device)[index]
-    mask = present.unsqueeze(-1) & ~y[index].isnan()
     padded = y[index]
+    mask = present.unsqueeze(-1) & ~padded.isnan()
     check_times(times, present, None, None, names)
     check_values(padded, mask, names)
     return Series(times, *fill_missing(padded, mask))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .._errors import SolutionError
-from .._lean import Grads, Lean, Vjp, check_memory, run_leanly
-from .reversible import ReversibleHeun, reversible_heun, states_of
+from .._lean import Grads, Vjp, check_memory, run_leanly
+from .reversible import OnGrid, ReversibleHeun, reversible_heun, states_of
 
 __all__ = ["METHODS", "evaluations", "integrate"]
 
@@ -137,13 +137,11 @@ def _solve(
     if memory != "graph" and torch.is_grad_enabled():
         if times.requires_grad:
             raise ValueError('gradients with respect to times need memory="graph"')
-        lean: Lean
-        if method == REVERSIBLE:
-            lean = ReversibleHeun(field, times, memory == "recompute")
-        else:
-            lean = _Steps(field, times, _STEPS[method][0])
+        lean = _solver(field, times, method, keep=memory == "recompute")
         return run_leanly(lean, h, *(() if path is None else (path,)))[0]
-    w, t, dt = _split(path, times)
+    # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
+    w = states_of([] if path is None else [path], len(times))
+    t, dt = times.unbind(0), times.diff().unbind(0)
     if method == REVERSIBLE:
         return reversible_heun(field, h, w, t, dt)[0]
     step, _ = _STEPS[method]
@@ -152,45 +150,40 @@ def _solve(
     return h
 
 
+def _solver(field: Callable, times: Tensor, method: str, keep: bool) -> OnGrid:
+    if method == REVERSIBLE:
+        return ReversibleHeun(field, times, keep)
+    return _Steps(field, times, _STEPS[method][0])
+
+
 @torch.no_grad()
 def _say_where(field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str) -> None:
     """Solve again, and raise at the first state that is not finite."""
-    w, t, dt = _split(path, times)
-    states: list[Tensor] = [h]
-    if method == REVERSIBLE:
-        states.clear()
-        reversible_heun(field, h, w, t, dt, states.append)
-    else:
-        for i in range(len(dt)):
-            h = _STEPS[method][0](field, t[i], dt[i], h, w[i], w[i + 1])
-            states.append(h)
+    solver = _solver(field, times, method, keep=True)
+    (end,), states = solver.forward(h, *(() if path is None else (path,)))
+    dt = solver.dt
+    states = (*states[: len(dt)], end)
     for i, state in enumerate(states):
         if not bool(torch.isfinite(state).all()):
             norm = float(states[i - 1].abs().max()) if i else float("nan")
             length = float(dt[max(i - 1, 0)])
             raise SolutionError(
-                f"the solution is not finite at t={float(t[i]):g}, after a step of {length:.3g} "
-                f"({i} of {len(dt)}) from a state whose largest entry was {norm:.3g}: the field "
-                "blows up. Bound it, take more steps, or train with a lower learning rate"
+                f"the solution is not finite at t={float(times[i]):g}, after a step of "
+                f"{length:.3g} ({i} of {len(dt)}) from a state whose largest entry was "
+                f"{norm:.3g}: the field blows up. Bound it, take more steps, or train with a lower "
+                "learning rate"
             )
 
 
-def _split(path: Tensor | None, times: Tensor) -> tuple[Any, Any, Any]:
-    # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
-    w = states_of([] if path is None else [path], len(times))
-    return w, times.unbind(0), times.diff().unbind(0)
-
-
-class _Steps(Lean):
+class _Steps(OnGrid):
     """A one-step method from its states."""
 
-    def __init__(self, field: Callable, times: Tensor, step: Any) -> None:
-        self.field, self.step = field, step
-        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
+    def __init__(self, field: Callable, times: Tensor, step: Step) -> None:
+        super().__init__(field, times)
+        self.step = step
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        h, *path = inputs
-        w = states_of(path, len(self.t))
+        h, w = inputs[0], states_of(inputs[1:], len(self.t))
         states = []
         for i, dt in enumerate(self.dt):
             states.append(h)
@@ -200,9 +193,7 @@ class _Steps(Lean):
     def backward(
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
     ) -> Grads:
-        _, *path = inputs
-        w = path[0].unbind(-2) if path else None
-        by_path = [torch.zeros_like(p) for p in path]
+        w, by_path = self.along(inputs)
         (by_h,) = grads
         for i in range(len(self.dt) - 1, -1, -1):
 
@@ -210,7 +201,7 @@ class _Steps(Lean):
                 a, b = w or (None, None)
                 return (self.step(self.field, self.t[i], self.dt[i], h, a, b),)
 
-            ends = [] if w is None else [w[i], w[i + 1]]
+            ends = [w[i], w[i + 1]] if by_path else []
             _, (by_h, *by_w) = vjp(step, [saved[i], *ends], [by_h])
             for k, g in enumerate(by_w):
                 by_path[0].select(-2, i + k).add_(g)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._lean import Grads, Lean, Vjp
 
-__all__ = ["ReversibleHeun", "reversible_heun", "states_of"]
+__all__ = ["OnGrid", "ReversibleHeun", "reversible_heun", "states_of"]
 
 
 def reversible_heun(
@@ -54,31 +54,40 @@ def states_of(path: Sequence[Tensor], n: int) -> Sequence[Any]:
     return path[0].unbind(-2) if path else [None] * n
 
 
-class ReversibleHeun(Lean):
+class OnGrid(Lean):
+    """The solution of a random ODE; its inputs are the start and, if there is one, the path."""
+
+    def __init__(self, field: Callable, times: Tensor) -> None:
+        self.field = field
+        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
+
+    def along(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
+        """The path's state at each time, or None; and zeros to add the gradient by it to."""
+        return states_of(inputs[1:], len(self.t)), [torch.zeros_like(p) for p in inputs[1:]]
+
+
+class ReversibleHeun(OnGrid):
     """Its backward pass.
 
     :param keep: Whether the points of evaluation are kept, or reconstructed from the last.
     """
 
     def __init__(self, field: Callable, times: Tensor, keep: bool) -> None:
-        self.field, self.keep = field, keep
-        self.t, self.dt = times.unbind(0), times.diff().unbind(0)
+        super().__init__(field, times)
+        self.keep = keep
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        h, *path = inputs
-        w = states_of(path, len(self.t))
+        w = states_of(inputs[1:], len(self.t))
         points: list[Tensor] = []
         each = points.append if self.keep else (lambda y_hat: None)
-        y, y_hat, _ = reversible_heun(self.field, h, w, self.t, self.dt, each)
+        y, y_hat, _ = reversible_heun(self.field, inputs[0], w, self.t, self.dt, each)
         return (y,), tuple(points) if self.keep else (y, y_hat)
 
     def backward(
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
     ) -> Grads:
         """By y, y_hat and f(y_hat): a, b and c, from the last time to the first."""
-        _, *path = inputs
-        w = path[0].unbind(-2) if path else None
-        by_path = [torch.zeros_like(p) for p in path]
+        w, by_path = self.along(inputs)
         a: Any = grads[0]
         b, c = torch.zeros_like(a), torch.zeros_like(a)
         f_after: Any = None
@@ -96,7 +105,7 @@ class ReversibleHeun(Lean):
                 return (self.field(self.t[n], h, *(w or (None,))),)
 
             point = saved[n] if self.keep else y_hat
-            (f,), (by_point, *by_w) = vjp(evaluate, [point] if w is None else [point, w[n]], [c])
+            (f,), (by_point, *by_w) = vjp(evaluate, [point, w[n]] if by_path else [point], [c])
             b = b + by_point
             for g in by_w:
                 by_path[0].select(-2, n).copy_(g)

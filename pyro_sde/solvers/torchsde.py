@@ -21,6 +21,13 @@ __all__ = ["Joint", "sample"]
 
 STRATONOVICH = ("midpoint", "heun", "euler_heun", "log_ode", "reversible_heun")
 
+LEVY_AREA = {"srk": "space-time", "log_ode": "foster"}
+"""What a method needs to know of the noise besides its increments."""
+
+
+def _sde_type(method: str | None) -> str:
+    return "stratonovich" if method in STRATONOVICH else "ito"
+
 
 class _SDE(nn.Module):
     """Drift and diffusion of rows as torchsde wants them."""
@@ -30,14 +37,6 @@ class _SDE(nn.Module):
     def __init__(self, f: Callable, g: Callable, sde_type: str) -> None:
         super().__init__()
         self.f, self.g, self.sde_type = f, g, sde_type
-
-
-def _sde_type(method: str | None) -> str:
-    return "stratonovich" if method in STRATONOVICH else "ito"
-
-
-LEVY_AREA = {"srk": "space-time", "log_ode": "foster"}
-"""What a method needs to know of the noise besides its increments."""
 
 
 def _brownian(times: Tensor, like: Tensor, dt: float, method: str | None) -> Any:
@@ -199,7 +198,8 @@ class Joint(nn.Module):
                 "of its own, and so other weights"
             )
         self._solved.add(name)
-        q = attrgetter(name)(self.guide.paths)(block.prior())
+        posterior = attrgetter(name)(self.guide.paths)
+        q = posterior(block.prior())
         w0 = q._draw_initial(torch.Size())
         kl0 = w0.new_zeros(())
         if not isinstance(q.initial, Tensor):
@@ -230,7 +230,7 @@ class Joint(nn.Module):
         if self.adjoint:
             options["adjoint_params"] = tuple(
                 p
-                for p in [*_parameters(self.guide, name), q.prior.rate, q.prior.scale]
+                for p in [*posterior.control.parameters(), q.prior.rate, q.prior.scale]
                 if p.requires_grad
             )
             end = torchsde.sdeint_adjoint(sde, start, times, **options)
@@ -241,7 +241,3 @@ class Joint(nn.Module):
         if am_i_wrapped():
             pyro.factor(f"{name}_kl", -(kl.squeeze(-1) + kl0))
         return h.view(shape)
-
-
-def _parameters(guide: Any, name: str) -> list[Tensor]:
-    return list(attrgetter(name)(guide.paths).control.parameters())

@@ -84,8 +84,8 @@ def test_masked_entries_have_exactly_no_influence(kind, filler):
     # The units were taken from the data, too: from what was observed of it.
     other = GRUEncoder(D, 8, 4)
     other.take_units(as_observations(times, spoilt, mask))
-    if kind == "gru":
-        assert torch.equal(other.loc, encoder.loc) and torch.equal(other.scale, encoder.scale)
+    for unit in ("loc", "scale", "gap"):
+        assert torch.equal(getattr(other, unit), getattr(encoder, unit))
 
 
 def test_nan_is_missing():

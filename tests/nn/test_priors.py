@@ -6,7 +6,6 @@ import pytest
 import torch
 from pyro.infer import SVI
 from pyro.nn import PyroModule
-from torch import nn
 
 from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO
 from pyro_sde.distributions import SDEPath
@@ -78,4 +77,3 @@ def test_a_prior_is_learned_with_its_guide():
     assert found == pytest.approx(best, abs=0.1)
     gap = (evidence.sum(-1).max() + svi.evaluate_loss(*args)) / values.numel()
     assert gap < 0.05  # a drift may win a little over Brownian motion
-    assert isinstance(model.diffusion, nn.Module)

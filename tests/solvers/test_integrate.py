@@ -202,3 +202,15 @@ def test_a_field_that_blows_up(method):
         integrate(lambda t, h, w: h, bad, None, times, method=method)
     large = torch.full((20,), 1e307)  # finite, though its sum is not
     assert integrate(lambda t, h, w: 0 * h, large, None, times, method=method)[0] == 1e307
+
+
+@pytest.mark.parametrize("method", ["heun", "rk4", "reversible_heun"])
+def test_a_field_that_is_infinite_at_the_end(method):
+    with pytest.raises(SolutionError, match=r"not finite at t=1, .*\(4 of 4\)"):
+        integrate(
+            lambda t, h, w: h / (t < 1 - 1e-9),
+            torch.ones(1),
+            None,
+            torch.linspace(0, 1, 5),
+            method=method,
+        )

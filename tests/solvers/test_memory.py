@@ -96,6 +96,19 @@ def test_an_input_that_needs_no_gradient(method, memory):
 
 
 @every_pair
+def test_the_two_terms_of_a_sum(method, memory):
+    """Autograd gives both one tensor for their gradients, which add up over the steps apart."""
+    a, b = (torch.randn(3, requires_grad=True) for _ in range(2))
+    times, results = torch.linspace(0, 1, 6), []
+    for mode in (memory, "graph"):
+        h = integrate(
+            lambda t, h, w: a + b - h, torch.ones(3), None, times, method=method, memory=mode
+        )
+        results.append(torch.autograd.grad(h.square().sum(), (a, b)))
+    assert gap(*results) < 1e-12
+
+
+@every_pair
 def test_what_is_kept(method, memory):
     """Bytes saved for the backward pass: those that grow with the steps are states, or nothing."""
 
