@@ -118,7 +118,7 @@ class _Encoder(nn.Module):
         self.loc.copy_(values.sum((0, 1)) / count)
         spread = (torch.where(mask, values - self.loc, 0.0).square().sum((0, 1)) / count).sqrt()
         # A dimension that is constant but for rounding would be noise in units of its spread.
-        constant = spread <= ROUNDING * spread.max()
+        constant = spread <= ROUNDING * torch.maximum(spread.max(), self.loc.abs())
         self.scale.copy_(torch.where(constant, 1.0, spread))
         rows = observations.rows
         first = times.masked_fill(~rows, torch.inf).amin(-1)

@@ -192,6 +192,11 @@ class Joint(nn.Module):
                 "vectorize_particles"
             )
         block._refuse_data_plates(name)
+        if block.regularise:
+            raise NotImplementedError(
+                f"the joint state knows no energies, but the block of site {name!r} has "
+                f"regularise={block.regularise}: build it without, or train the model itself"
+            )
         if name in self._solved:
             raise NotImplementedError(
                 f"the block of site {name!r} is used twice: its second solution would have noise "

@@ -2,7 +2,7 @@
 
 import torch
 
-from pyro_sde.guides import SummaryEncoder
+from pyro_sde.guides import GRUEncoder, SummaryEncoder
 from pyro_sde.guides.encoders import as_observations
 
 
@@ -28,3 +28,7 @@ def test_rounding_is_no_spread():
     still = observations._replace(values=values * torch.tensor([1.0, 0.0, 1.0]))
     at = torch.zeros(50)
     torch.testing.assert_close(encoder(*observations).start(at), encoder(*still).start(at))
+    alone = GRUEncoder(1)
+    third = torch.full((50, 3, 1), 1e6 / 3, dtype=torch.float32)
+    alone.take_units(as_observations(torch.arange(3.0).expand(50, -1), third))
+    assert alone.scale.tolist() == [1.0]

@@ -239,3 +239,8 @@ def test_refusals():
     x = torch.randn(3, 2)
     with pytest.raises(NotImplementedError, match="used twice"):
         Joint(twice, AutoSDE(twice, name="fourth").setup(x))(x)
+
+    pyro.clear_param_store()
+    smooth = SDEBlock(nn.Linear(2, 2), steps=3, regularise={"kinetic": 0.1})
+    with pytest.raises(NotImplementedError, match=r"knows no energies.*'kinetic': 0\.1"):
+        Joint(smooth, AutoSDE(smooth, name="fifth").setup(x))(x)
