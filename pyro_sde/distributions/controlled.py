@@ -37,6 +37,8 @@ class ControlledPath(PathDistribution):
     :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
         pair ``(u, log c)``.
     :param memory: ``"graph"`` or ``"recompute"``; by default the prior's.
+    :param compile: Compile the steps of a path that is one operation, in chunks, when they are
+        first taken.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ControlledPath(PathDistribution):
         initial: Tensor | float | Distribution | None = None,
         contraction: Control | bool | None = None,
         memory: str | None = None,
+        compile: bool = False,
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(prior, PathDistribution):
@@ -55,7 +58,7 @@ class ControlledPath(PathDistribution):
             )
         if not callable(control):
             raise TypeError(f"control must be a callable of (t, z), found {control!r}")
-        self.prior, self.control = prior, control
+        self.prior, self.control, self.compile = prior, control, compile
         self.contraction = contraction if contraction is not False else None
         if initial is None:
             initial = prior.initial
@@ -117,7 +120,7 @@ class ControlledPath(PathDistribution):
         if isinstance(control, TanhSteps) and self._can_fuse(control, z0):
             affine = self.prior.affine()
             if affine is not None and affine[2].dtype == z0.dtype:
-                return simulate_at_once(affine, control, dt.sqrt(), z0, eps)
+                return simulate_at_once(affine, control, dt.sqrt(), z0, eps, self.compile)
         return self._simulate_by_steps(z0, eps, t, dt, control)
 
     def _can_fuse(self, control: TanhSteps, z0: Tensor) -> bool:

@@ -112,7 +112,7 @@ class FusedDraw:
 
 
 def simulate_at_once(
-    affine: Affine, net: TanhSteps, root: Tensor, z0: Tensor, eps: Tensor
+    affine: Affine, net: TanhSteps, root: Tensor, z0: Tensor, eps: Tensor, compile: bool = False
 ) -> FusedDraw:
     """The path from ``z0`` with the noise ``eps``; ``root`` is the square root of every step."""
     n, batch, d = len(eps), z0.shape[:-1], z0.shape[-1]
@@ -127,7 +127,7 @@ def simulate_at_once(
         tuple(net.weights),
         tuple(biases),
     )
-    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs)
+    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, compile)
     value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
     (u, log_c), of_states = (_split(x.reshape(n, *batch, -1), net.contraction) for x in outs)
     return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
