@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compiling import chunks, compiled
 from .at_once_vjp import Inputs, Vjp, add_product_, factors, halves, unbound
-from .compiling import chunks, compiled
 
 __all__ = ["run_at_once"]
 
@@ -107,6 +107,7 @@ def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
 
 
 def _in_chunks(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
+    p, last_t = Inputs.of([x.detach() for x in p.flat()]), last_t.detach()
     blocks, z = chunks(len(eps)), p.z0
     states, outs, hidden = [z.unsqueeze(0)], [], []
     for at in blocks:

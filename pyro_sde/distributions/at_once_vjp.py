@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .compiling import compiled
+from .._compiling import compiled
 
 __all__ = ["Inputs", "Vjp", "add_product_", "factors", "halves", "unbound"]
 
@@ -138,9 +138,9 @@ class Vjp:
             if noise is None:
                 delta = _plus_product(by_o, gain[i], by_z)
             else:
-                by_u, by_c = halves(by_o, self.d)
-                by_u = _plus_product(by_u, gain[i], by_z)
-                delta = torch.cat([by_u, torch.addcmul(by_c, noise[i], by_z)], -1)
+                by_u = _plus_product(by_o[..., : self.d], gain[i], by_z)
+                by_c = torch.addcmul(by_o[..., self.d :], noise[i], by_z)
+                delta = torch.cat([by_u, by_c], -1)
             for weight, slope in back:
                 # Deltas that are the parameters' too stay in the place of the slopes.
                 delta = torch.mm(delta, weight)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .chunked import simulate_in_chunks
 from .fused import FusedDraw, TanhSteps, simulate_at_once
 from .path import Draw, PathDistribution
 from .util import check_shape
@@ -37,8 +38,8 @@ class ControlledPath(PathDistribution):
     :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
         pair ``(u, log c)``.
     :param memory: ``"graph"`` or ``"recompute"``; by default the prior's.
-    :param compile: Compile the steps of a path that is one operation, in chunks, when they are
-        first taken.
+    :param compile: Take the steps of a path in chunks that torch.compile compiles when they are
+        first met. It needs ``MLPControl``, or another control whose ``on_grid`` returns TanhSteps.
     """
 
     def __init__(
@@ -121,6 +122,8 @@ class ControlledPath(PathDistribution):
             affine = self.prior.affine()
             if affine is not None and affine[2].dtype == z0.dtype:
                 return simulate_at_once(affine, control, dt.sqrt(), z0, eps, self.compile)
+            if self.compile:
+                return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
         return self._simulate_by_steps(z0, eps, t, dt, control)
 
     def _can_fuse(self, control: TanhSteps, z0: Tensor) -> bool:

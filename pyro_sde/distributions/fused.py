@@ -14,7 +14,14 @@ from .at_once import run_at_once
 from .at_once_vjp import Inputs
 from .util import broadcast_shapes
 
-__all__ = ["Affine", "FusedDraw", "TanhSteps", "simulate_at_once", "tanh_network"]
+__all__ = [
+    "Affine",
+    "FusedDraw",
+    "TanhSteps",
+    "simulate_at_once",
+    "split_output",
+    "tanh_network",
+]
 
 Affine = tuple[Tensor, Tensor, Tensor]
 """Decay, shift and scale of every step, time first: z moves to N(shift + decay z, scale^2)."""
@@ -54,10 +61,8 @@ class TanhSteps:
 
     def __call__(self, i: int, z: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         out = tanh_network(z, self.weights, self._at[i], self.last)
-        if not self.contraction:
-            return out
-        u, log_c = out.chunk(2, -1)
-        return u, log_c
+        u, log_c = split_output(out, self.contraction)
+        return u if log_c is None else (u, log_c)
 
     def fits(self, z: Tensor) -> bool:
         """Whether it maps states like ``z`` to outputs of the same batch, dtype and device."""
@@ -129,11 +134,12 @@ def simulate_at_once(
     )
     states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, compile)
     value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
-    (u, log_c), of_states = (_split(x.reshape(n, *batch, -1), net.contraction) for x in outs)
+    (u, log_c), of_states = (split_output(x.reshape(n, *batch, -1), net.contraction) for x in outs)
     return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
 
 
-def _split(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:
+def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:
+    """u and, with contraction, log c."""
     if not contraction:
         return out, None
     u, log_c = out.chunk(2, -1)
