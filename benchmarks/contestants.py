@@ -102,7 +102,7 @@ class Latent(nn.Module):
     def torchsde(self, hint: bool, adjoint: bool = False, noise: Tensor | None = None) -> Tensor:
         """By sdeint, or sdeint_adjoint, with logqp.
 
-        :param hint: Tell the Brownian motion of dt.
+        :param hint: Tell the Brownian motion of dt, and see to it that no step is left over.
         """
         p = self.problem
         solve = torchsde.sdeint_adjoint if adjoint else torchsde.sdeint
@@ -119,14 +119,17 @@ class Latent(nn.Module):
 
     def _options(self, hint: bool, noise: Tensor | None) -> dict[str, Any]:
         p, dt = self.problem, self.dt
-        bm: Any = None
-        if noise is not None:
-            bm = Given(noise, dt)
-        elif hint:
-            bm = torchsde.BrownianInterval(0.0, 1.0, size=(p.batch, p.dim + 1), dt=dt)
         ts = self.times if p.everywhere else self.times[[0, -1]]
-        # Longer by a little, or rounding leaves something for one step more.
-        return {"ts": ts, "bm": bm, "dt": dt * (1 + 1e-5), "method": "euler"}
+        options: dict[str, Any] = {"ts": ts, "dt": dt, "method": "euler"}
+        if not hint:
+            return options
+        # Longer by a little, or rounding leaves something for one step more. That one is so short
+        # that, without a hint, the Brownian motion gets ready for a million such.
+        options["dt"] = dt * (1 + 1e-5)
+        if noise is not None:
+            return options | {"bm": Given(noise, dt)}
+        size = (p.batch, p.dim + 1)
+        return options | {"bm": torchsde.BrownianInterval(0.0, 1.0, size=size, dt=dt)}
 
 
 class Augmented:

@@ -55,25 +55,27 @@ def timer(loss: Callable[[], Tensor], clear: Callable[[], None] = lambda: None) 
     return seconds
 
 
-def rounds(timers: dict[str, Timer], repeats: int, budget: float) -> dict[str, float]:
-    """Medians; a round takes as many gradients as fit into ``budget`` seconds."""
-    first = {name: (t(1), t(1))[1] for name, t in timers.items()}
-    calls = {name: max(1, min(100, int(budget / s))) for name, s in first.items()}
+def rounds(timers: dict[str, Timer], repeats: int, budget: float) -> dict[str, list[float]]:
+    """Seconds by round; a round takes as many gradients as fit into ``budget`` seconds."""
+    warm = {name: (t(1), t(1))[1] for name, t in timers.items()}
+    calls = {name: max(1, min(100, int(budget / s))) for name, s in warm.items()}
     found: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(repeats):
         for name, t in timers.items():
             found[name].append(t(calls[name]))
-    return {name: statistics.median(s) for name, s in found.items()}
+    return found
 
 
-def table(title: str, seconds: dict[str, float], bare: str, tuned: str) -> dict[str, dict]:
-    """Print it; :param bare: and :param tuned: name the programs to compare with."""
+def table(title: str, found: dict[str, list[float]], bare: str, tuned: str) -> dict[str, dict]:
+    """Print it; ``bare`` and ``tuned`` name the programs to compare with."""
     print(f"\n{title}\n\n| program | ms | x bare loop | times faster than tuned torchsde |")
     print("|---|---|---|---|")
+    seconds = {name: statistics.median(s) for name, s in found.items()}
     rows = {}
     for name, s in seconds.items():
         ratios = s / seconds[bare], seconds[tuned] / s
-        rows[name] = {"ms": 1000 * s, "bare": ratios[0], "tuned": ratios[1]}
+        rounds = [1000 * x for x in found[name]]
+        rows[name] = {"ms": 1000 * s, "bare": ratios[0], "tuned": ratios[1], "rounds": rounds}
         print(f"| {name} | {1000 * s:.1f} | {ratios[0]:.2f} | {ratios[1]:.2f} |", flush=True)
     return rows
 
