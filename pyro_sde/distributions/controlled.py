@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,12 +73,10 @@ class ControlledPath(PathDistribution):
 
     def evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """u and log c (None without contraction) at ``t`` and ``z``."""
-        log_c = self.contraction(t, z) if callable(self.contraction) else None
-        return self._split(self.control(t, z), log_c, t, z)
+        return self._split(self.control(t, z), t, z)
 
-    def _split(
-        self, u: Any, log_c: Tensor | None, t: Tensor, z: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def _split(self, u: Any, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        log_c = self.contraction(t, z) if callable(self.contraction) else None
         if self.contraction is True:
             if not isinstance(u, tuple):
                 raise ValueError(
@@ -93,11 +91,19 @@ class ControlledPath(PathDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.control_step(t, dt, z)[:2]
 
+    def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any] | None]:
+        prepare = getattr(self.control, "on_grid", None)
+        control = None if prepare is None else prepare(t)
+        if isinstance(control, TanhSteps):
+            return control.biases, control.at
+        stepwise = getattr(self.control, "stepwise", None)
+        return ((), None) if stepwise is None else stepwise(t)
+
     def control_step(
-        self, t: Tensor, dt: Tensor, z: Tensor
+        self, t: Tensor, dt: Tensor, z: Tensor, out: Any = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
         mean, scale = self.prior.transition(t, dt, z)
-        u, log_c = self.evaluate(t, z)
+        u, log_c = self._split(self.control(t, z) if out is None else out, t, z)
         root = dt.sqrt()
         mean = torch.addcmul(mean, scale * root, u)
         return mean, scale if log_c is None else scale * log_c.exp(), (root * u, log_c)
@@ -164,9 +170,4 @@ class ControlledPath(PathDistribution):
     ) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
         if control is None:
             return lambda i, ti, z: self.evaluate(ti, z)
-
-        def evaluate(i: int, ti: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
-            log_c = self.contraction(ti, z) if callable(self.contraction) else None
-            return self._split(control(i, z), log_c, ti, z)
-
-        return evaluate
+        return lambda i, ti, z: self._split(control(i, z), ti, z)

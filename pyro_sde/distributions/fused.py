@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,11 @@ class TanhSteps:
         return list(zip(*(b.unbind(0) for b in self.biases), strict=True))
 
     def __call__(self, i: int, z: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        out = tanh_network(z, self.weights, self._at[i], self.last)
+        return self.at(None, z, *self._at[i])
+
+    def at(self, t: Any, z: Tensor, *biases: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The network with the biases of one step."""
+        out = tanh_network(z, self.weights, biases, self.last)
         u, log_c = split_output(out, self.contraction)
         return u if log_c is None else (u, log_c)
 

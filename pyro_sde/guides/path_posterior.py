@@ -153,6 +153,9 @@ class _WithContext:
         prepare = self.control.on_grid
         return lambda t: prepare(t, self.context(t))
 
+    def stepwise(self, t: Tensor) -> tuple[tuple[Tensor], Any]:
+        return (self.context(t),), self.control
+
 
 class _Until:
     """A control that ends: from the time ``end`` on the process is the prior again."""
