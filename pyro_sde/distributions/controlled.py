@@ -91,13 +91,16 @@ class ControlledPath(PathDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.control_step(t, dt, z)[:2]
 
-    def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any] | None]:
+    def _on_grid(self, t: Tensor) -> Callable[[int, Tensor], Any] | None:
         prepare = getattr(self.control, "on_grid", None)
-        control = None if prepare is None else prepare(t)
+        return None if prepare is None else prepare(t)
+
+    def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any]]:
+        control = self._on_grid(t)
         if isinstance(control, TanhSteps):
             return control.biases, control.at
         stepwise = getattr(self.control, "stepwise", None)
-        return ((), None) if stepwise is None else stepwise(t)
+        return ((), self.control) if stepwise is None else stepwise(t)
 
     def control_step(
         self, t: Tensor, dt: Tensor, z: Tensor, out: Any = None
@@ -122,14 +125,17 @@ class ControlledPath(PathDistribution):
 
     def _simulate(self, z0: Tensor, eps: Tensor) -> Draw | FusedDraw:
         t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
-        prepare = getattr(self.control, "on_grid", None)
-        control = None if prepare is None else prepare(t)
+        control = self._on_grid(t)
         if isinstance(control, TanhSteps) and self._can_fuse(control, z0):
             affine = self.prior.affine()
             if affine is not None and affine[2].dtype == z0.dtype:
                 return simulate_at_once(affine, control, dt.sqrt(), z0, eps, self.compile)
             if self.compile:
                 return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
+        if control is None:
+            ts, (known, call) = t.unbind(0), self.stepwise(t)
+            rows = [x.unbind(0) for x in known]
+            control = lambda i, z: call(ts[i], z, *(x[i] for x in rows))  # noqa: E731
         return self._simulate_by_steps(z0, eps, t, dt, control)
 
     def _can_fuse(self, control: TanhSteps, z0: Tensor) -> bool:
@@ -141,9 +147,14 @@ class ControlledPath(PathDistribution):
         )
 
     def _simulate_by_steps(
-        self, z0: Tensor, eps: Tensor, t: Tensor, dt: Tensor, control: Any
+        self,
+        z0: Tensor,
+        eps: Tensor,
+        t: Tensor,
+        dt: Tensor,
+        control: Callable[[int, Tensor], Any],
     ) -> Draw:
-        step, evaluate = self.prior.kernel(), self._on_grid(control)
+        step = self.prior.kernel()
         roots, ts = dt.sqrt().unbind(0), t.unbind(0)
         z = [z0]
         means: list[Tensor] = []
@@ -152,7 +163,7 @@ class ControlledPath(PathDistribution):
         log_cs: list[Tensor] = []
         for i, e in enumerate(eps.unbind(0)):
             mean, scale = step(i, z[-1])
-            u, log_c = evaluate(i, ts[i], z[-1])
+            u, log_c = self._split(control(i, z[-1]), ts[i], z[-1])
             mean = torch.addcmul(mean, scale * roots[i], u)
             if log_c is not None:
                 scale = scale * log_c.exp()
@@ -164,10 +175,3 @@ class ControlledPath(PathDistribution):
         has_grad = torch.is_grad_enabled()
         value = torch.stack(z, -2)
         return Draw(value, has_grad, z[:-1], means, scales, eps, us, log_cs or None)
-
-    def _on_grid(
-        self, control: Callable[[int, Tensor], Any] | None
-    ) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        if control is None:
-            return lambda i, ti, z: self.evaluate(ti, z)
-        return lambda i, ti, z: self._split(control(i, z), ti, z)
