@@ -27,7 +27,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 benchmark: $(VENV)/.demo
-	$(BIN)/python benchmarks/elbo_overhead.py
+	$(BIN)/python benchmarks/elbo_step.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

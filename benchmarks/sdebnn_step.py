@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyro
 import torch
@@ -27,6 +28,7 @@ from common.images import Data, Images
 from pyro_sde import TraceSDE_ELBO
 
 SCALE = 0.1
+BARE, TUNED = "bare loop, SDE and KL by hand", "torchsde, joint state"
 
 
 class ByHand(nn.Module):
@@ -108,21 +110,32 @@ def competitors(batch: int, steps: int) -> dict[str, Callable[[], Tensor]]:
     x, y, size = data.normalise(x), images.y, len(images)
     pyro.clear_param_store()
     classifier = sde_bnn(data, steps=steps, scale=SCALE)
-    elbos = {e: TraceSDE_ELBO(path_estimator=e) for e in ("kl", "full", "stl")}
     by_hand = ByHand(classifier, steps)
     path = by_hand.block.start.detach() + SCALE * torch.randn(steps, by_hand.block.dim)
     path.requires_grad_()
     with torch.no_grad():
         joint = Joint(by_hand, by_hand.stem(x).shape)
 
-    def ours(elbo: TraceSDE_ELBO) -> Callable[[], Tensor]:
-        return lambda: elbo.differentiable_loss(classifier.model, classifier.guide, x, y) / size
+    def ours(estimator: str, **block: Any) -> Callable[[], Tensor]:
+        """:param block: Arguments of SDEBlock."""
+        pyro.clear_param_store()  # all have parameters of the same names
+        mine = sde_bnn(data, steps=steps, scale=SCALE, **block)
+        mine.load_state_dict(classifier.state_dict())
+        elbo = TraceSDE_ELBO(path_estimator=estimator)
+
+        def loss() -> Tensor:
+            pyro.clear_param_store()
+            return elbo.differentiable_loss(mine.model, mine.guide, x, y) / size
+
+        return loss
 
     return {
         "bare loop, weights given": lambda: by_hand.given(x, y, path),
-        "bare loop, SDE and KL by hand": lambda: by_hand.drawn(x, y, size),
-        **{f'pyro_sde, "{e}"': ours(elbo) for e, elbo in elbos.items()},
-        "torchsde, joint state": lambda: joint(x, y, size),
+        BARE: lambda: by_hand.drawn(x, y, size),
+        'pyro_sde, "kl"': ours("kl"),
+        'pyro_sde, "full"': ours("full"),
+        'pyro_sde, "stl"': ours("stl"),
+        TUNED: lambda: joint(x, y, size),
     }
 
 

@@ -56,24 +56,24 @@ class Vjp:
         fn: Callable[..., tuple[Tensor, ...]],
         args: Sequence[Tensor],
         grads: Grads,
-        by_args_only: Tensor | None = None,
+        by_first_only: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """The outputs of ``fn(*args)``, and the gradients by ``args``.
 
         :param grads: By each output.
-        :param by_args_only: By one more output, the last, which is differentiated by the
-            arguments and by nothing that ``fn`` closes over.
+        :param by_first_only: By one more output, the last, which is differentiated by the first
+            argument and by nothing else.
         """
         with torch.enable_grad():
             points = [x.detach().requires_grad_() for x in args]
             outputs = fn(*points)
         self._check(outputs, points)
         total = [torch.zeros_like(x) for x in points]
-        if by_args_only is not None and outputs[-1].requires_grad:
-            last = torch.autograd.grad(
-                outputs[-1], points, by_args_only, retain_graph=True, allow_unused=True
+        if by_first_only is not None and outputs[-1].requires_grad:
+            (last,) = torch.autograd.grad(
+                outputs[-1], points[0], by_first_only, retain_graph=True, allow_unused=True
             )
-            total = [t if g is None else t + g for t, g in zip(total, last, strict=True)]
+            total[0] = total[0] if last is None else total[0] + last
         live = [
             (o, g)
             for o, g in zip(outputs, grads, strict=False)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import common
-import elbo_overhead
 import latent_scaling
 import nuts_reference
 import ou_evidence
@@ -157,15 +156,6 @@ def test_exact_filter_against_a_gaussian_process():
     torch.testing.assert_close(mean, K @ torch.linalg.solve(S, y), rtol=0, atol=1e-8)
     median = common.quantiles(z, marginals, [0.5])[0]
     torch.testing.assert_close(median, mean, rtol=0, atol=0.02)  # the grid's spacing is 0.013
-
-
-@pytest.mark.parametrize("options", ["--control callable", "--control mlp --dim 2"])
-def test_overhead_benchmark(capsys, options):
-    """Runs, and finds that both loops compute the same loss; no time is judged."""
-    small = "--steps 5 --batch 8 --width 4 --repeats 1"
-    args = elbo_overhead.parse(f"{small} {options}".split())
-    assert set(elbo_overhead.main(args)) == {"bare", "kl", "full", "stl"}
-    assert "x bare loop" in capsys.readouterr().out
 
 
 def test_scaling_benchmark(capsys):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .at_once_vjp import Inputs, Vjp, halves
+from .._compiling import chunks, compiled
+from .at_once_vjp import Inputs, Vjp, add_product_, factors, halves, unbound
 
 __all__ = ["run_at_once"]
 
@@ -22,12 +23,14 @@ BLOCK = 2**18
 many for one operation, and few enough for a cache."""
 
 
-def run_at_once(eps: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def run_at_once(
+    eps: Tensor, inputs: Inputs, compile: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """The states; the outputs of the network at all but the last; and the outputs once more, as
     functions of the states alone: gradients by these do not reach the network's parameters."""
     flat = inputs.flat()
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in flat)
-    return _AtOnce.apply(eps, keep, *flat)
+    return _AtOnce.apply(eps, keep, compile, *flat)
 
 
 def _blocks(n: int, unit: int) -> list[slice]:
@@ -38,37 +41,16 @@ def _blocks(n: int, unit: int) -> list[slice]:
 
 class _AtOnce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, eps: Tensor, keep: bool, *flat: Tensor) -> Any:
+    def forward(ctx: Any, eps: Tensor, keep: bool, compile: bool, *flat: Tensor) -> Any:
         p = Inputs.of(flat)
-        n, m, d = eps.shape
-        states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.last))
-        ctx.blocks = _blocks(n, m * max(len(w) for w in p.weights))
-        sizes = [s.stop - s.start for s in ctx.blocks] if keep else [1]
-        hidden = [[eps.new_empty(k, m, len(w)) for k in sizes] for w in p.weights]
-        net = [
-            (w.t(), b.unbind(0), [x for block in h for x in block.unbind(0)] * (1 if keep else n))
-            for w, b, h in zip(p.weights, p.biases, hidden, strict=True)
-        ]
         # From few units to many outputs a product with the transpose in memory is much faster,
         # and so is to make that row by row.
         units, outputs = p.last.shape[1], p.last.shape[0]
         last_t = torch.stack(p.last.unbind(1)) if units < outputs else p.last.t()
-        noise = p.scale * eps
-        u, log_c = halves(out, d)
-        start = (noise.add_(p.shift) if log_c is None else p.shift).unbind(0)
-        z, outs, us = states.unbind(0), out.unbind(0), u.unbind(0)
-        decay, gain = p.decay.unbind(0), p.gain.unbind(0)
-        z[0].copy_(p.z0)
-        for i in range(n):
-            h = z[i]
-            for weight_t, bias, room in net:
-                h = torch.addmm(bias[i], h, weight_t, out=room[i]).tanh_()
-            torch.addmm(p.last_bias, h, last_t, out=outs[i])
-            torch.addcmul(start[i], decay[i], z[i], out=z[i + 1]).addcmul_(gain[i], us[i])
-            if log_c is not None:
-                z[i + 1].addcmul_(noise[i], log_c[i].exp())
+        run = _in_chunks if compile else _in_place
+        ctx.blocks, states, out, hidden = run(eps, p, last_t, keep)
         ctx.save_for_backward(eps, *flat, states, out, last_t, *(x for h in hidden for x in h))
-        ctx.inputs = len(flat)
+        ctx.inputs, ctx.compile = len(flat), compile
         ctx.set_materialize_grads(False)
         return states, out, out.detach()
 
@@ -76,13 +58,100 @@ class _AtOnce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         eps, *saved = ctx.saved_tensors
         flat, (states, out, last_t, *rest) = saved[: ctx.inputs], saved[ctx.inputs :]
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return None, None, *_with_graph(eps, flat, needed, grads)
+            return None, None, None, *_with_graph(eps, flat, needed, grads)
         k = len(ctx.blocks)
         hidden = [rest[i : i + k] for i in range(0, len(rest), k)]
-        vjp = Vjp(Inputs.of(flat), eps, states, out, last_t, hidden, grads)
-        return None, None, *vjp.by_inputs(ctx.blocks, Inputs.of(needed)).flat()
+        vjp = Vjp(Inputs.of(flat), eps, states, out, last_t, hidden, grads, ctx.compile)
+        return None, None, None, *vjp.by_inputs(ctx.blocks, Inputs.of(needed)).flat()
+
+
+Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
+"""Blocks of steps, states, outputs, and the units of every layer in these blocks."""
+
+
+def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
+    n, m, d = eps.shape
+    states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.last))
+    blocks = _blocks(n, m * max(len(w) for w in p.weights))
+    sizes = [s.stop - s.start for s in blocks] if keep else [1]
+    hidden = [[eps.new_empty(k, m, len(w)) for k in sizes] for w in p.weights]
+    # What the products are added to is in its place before: the biases of many steps are one copy.
+    out.copy_(p.last_bias)
+    if keep:
+        for bias, layer in zip(p.biases, hidden, strict=True):
+            for block, at in zip(layer, blocks, strict=True):
+                block.copy_(bias[at])
+    net = [
+        (w.t(), () if keep else b.unbind(0), unbound(layer) * (1 if keep else n))
+        for w, b, layer in zip(p.weights, p.biases, hidden, strict=True)
+    ]
+    noise = p.scale * eps
+    u, log_c = halves(out, d)
+    states[0] = p.z0
+    states[1:] = p.shift if log_c is not None else noise.add_(p.shift)
+    z, outs = states.unbind(0), out.unbind(0)
+    us = outs if log_c is None else u.unbind(0)
+    decay, gain = factors(p.decay), factors(p.gain)
+    for i in range(n):
+        h = z[i]
+        for weight_t, bias, rooms in net:
+            room = rooms[i] if keep else rooms[i].copy_(bias[i])
+            h = room.addmm_(h, weight_t).tanh_()
+        outs[i].addmm_(h, last_t)
+        add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
+        if log_c is not None:
+            z[i + 1].addcmul_(noise[i], log_c[i].exp())
+    return blocks, states, out, hidden
+
+
+def _in_chunks(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
+    p, last_t = Inputs.of([x.detach() for x in p.flat()]), last_t.detach()
+    blocks, z = chunks(len(eps)), p.z0
+    states, outs, hidden = [z.unsqueeze(0)], [], []
+    for at in blocks:
+        on_grid = (x[at] for x in (eps, p.decay, p.shift, p.gain, p.scale))
+        biases = [b[at] for b in p.biases]
+        zs, out, *hs = _compiled_steps(z, *on_grid, last_t, p.last_bias, p.weights, biases)
+        z = zs[-1]
+        states.append(zs)
+        outs.append(out)
+        hidden.append(hs)
+    return blocks, torch.cat(states), torch.cat(outs), [list(h) for h in zip(*hidden, strict=True)]
+
+
+def _steps(
+    z: Tensor,
+    eps: Tensor,
+    decay: Tensor,
+    shift: Tensor,
+    gain: Tensor,
+    scale: Tensor,
+    last_t: Tensor,
+    last_bias: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """The states after, the outputs and the hidden units of a few steps, in plain operations."""
+    states, outs = [], []
+    hidden: list[list[Tensor]] = [[] for _ in weights]
+    # A sum with a product would be compiled to addmm, which copies the bias first.
+    minus = [-b for b in biases]
+    for i, e in enumerate(eps.unbind(0)):
+        h = z
+        for weight, bias, kept in zip(weights, minus, hidden, strict=True):
+            h = torch.tanh(torch.mm(h, weight.t()) - bias[i])
+            kept.append(h)
+        outs.append(torch.mm(h, last_t) - (-last_bias))
+        u, log_c = halves(outs[-1], z.shape[-1])
+        noise = scale[i] * e if log_c is None else scale[i] * e * log_c.exp()
+        z = shift[i] + decay[i] * z + gain[i] * u + noise
+        states.append(z)
+    return *(torch.stack(x) for x in (states, outs)), *(torch.stack(h) for h in hidden)
+
+
+_compiled_steps = compiled(_steps)
 
 
 def _with_graph(
@@ -91,16 +160,10 @@ def _with_graph(
     """The gradients by ordinary autograd, to be differentiated again."""
     aliases = [x.view_as(x) for x in flat]
     p = Inputs.of(aliases)
-    fixed = Inputs.of([x.detach() for x in aliases])
-    states, outs, again = [p.z0], [], []
-    for i, e in enumerate(eps):
-        z = states[-1]
-        outs.append(_network(p, i, z))
-        again.append(_network(fixed, i, z))
-        u, log_c = halves(outs[-1], eps.shape[-1])
-        noise = p.scale[i] * e if log_c is None else p.scale[i] * e * log_c.exp()
-        states.append(p.shift[i] + p.decay[i] * z + p.gain[i] * u + noise)
-    outputs = [torch.stack(x) for x in (states, outs, again)]
+    on_grid = (p.decay, p.shift, p.gain, p.scale)
+    after, out, *_ = _steps(p.z0, eps, *on_grid, p.last.t(), p.last_bias, p.weights, p.biases)
+    states = torch.cat([p.z0.unsqueeze(0), after])
+    outputs = [states, out, _network(Inputs.of([x.detach() for x in aliases]), states[:-1])]
     live = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
     wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
     found = iter(
@@ -115,7 +178,8 @@ def _with_graph(
     return [next(found) if need else None for need in needed]
 
 
-def _network(p: Inputs, i: int, h: Tensor) -> Tensor:
+def _network(p: Inputs, h: Tensor) -> Tensor:
+    """The outputs at states of all steps."""
     for weight, bias in zip(p.weights, p.biases, strict=True):
-        h = torch.tanh(h @ weight.t() + bias[i])
+        h = torch.tanh(h @ weight.t() + bias)
     return h @ p.last.t() + p.last_bias

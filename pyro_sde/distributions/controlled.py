@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .chunked import simulate_in_chunks
 from .fused import FusedDraw, TanhSteps, simulate_at_once
 from .path import Draw, PathDistribution
 from .util import check_shape
@@ -37,6 +38,8 @@ class ControlledPath(PathDistribution):
     :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
         pair ``(u, log c)``.
     :param memory: ``"graph"`` or ``"recompute"``; by default the prior's.
+    :param compile: Take the steps of a path in chunks that torch.compile compiles when they are
+        first met. It needs ``MLPControl``, or another control whose ``on_grid`` returns TanhSteps.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ControlledPath(PathDistribution):
         initial: Tensor | float | Distribution | None = None,
         contraction: Control | bool | None = None,
         memory: str | None = None,
+        compile: bool = False,
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(prior, PathDistribution):
@@ -55,7 +59,7 @@ class ControlledPath(PathDistribution):
             )
         if not callable(control):
             raise TypeError(f"control must be a callable of (t, z), found {control!r}")
-        self.prior, self.control = prior, control
+        self.prior, self.control, self.compile = prior, control, compile
         self.contraction = contraction if contraction is not False else None
         if initial is None:
             initial = prior.initial
@@ -69,12 +73,10 @@ class ControlledPath(PathDistribution):
 
     def evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """u and log c (None without contraction) at ``t`` and ``z``."""
-        log_c = self.contraction(t, z) if callable(self.contraction) else None
-        return self._split(self.control(t, z), log_c, t, z)
+        return self._split(self.control(t, z), t, z)
 
-    def _split(
-        self, u: Any, log_c: Tensor | None, t: Tensor, z: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def _split(self, u: Any, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        log_c = self.contraction(t, z) if callable(self.contraction) else None
         if self.contraction is True:
             if not isinstance(u, tuple):
                 raise ValueError(
@@ -89,11 +91,22 @@ class ControlledPath(PathDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.control_step(t, dt, z)[:2]
 
+    def _on_grid(self, t: Tensor) -> Callable[[int, Tensor], Any] | None:
+        prepare = getattr(self.control, "on_grid", None)
+        return None if prepare is None else prepare(t)
+
+    def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any]]:
+        control = self._on_grid(t)
+        if isinstance(control, TanhSteps):
+            return control.biases, control.at
+        stepwise = getattr(self.control, "stepwise", None)
+        return ((), self.control) if stepwise is None else stepwise(t)
+
     def control_step(
-        self, t: Tensor, dt: Tensor, z: Tensor
+        self, t: Tensor, dt: Tensor, z: Tensor, out: Any = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
         mean, scale = self.prior.transition(t, dt, z)
-        u, log_c = self.evaluate(t, z)
+        u, log_c = self._split(self.control(t, z) if out is None else out, t, z)
         root = dt.sqrt()
         mean = torch.addcmul(mean, scale * root, u)
         return mean, scale if log_c is None else scale * log_c.exp(), (root * u, log_c)
@@ -112,12 +125,17 @@ class ControlledPath(PathDistribution):
 
     def _simulate(self, z0: Tensor, eps: Tensor) -> Draw | FusedDraw:
         t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
-        prepare = getattr(self.control, "on_grid", None)
-        control = None if prepare is None else prepare(t)
+        control = self._on_grid(t)
         if isinstance(control, TanhSteps) and self._can_fuse(control, z0):
             affine = self.prior.affine()
             if affine is not None and affine[2].dtype == z0.dtype:
-                return simulate_at_once(affine, control, dt.sqrt(), z0, eps)
+                return simulate_at_once(affine, control, dt.sqrt(), z0, eps, self.compile)
+            if self.compile:
+                return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
+        if control is None:
+            ts, (known, call) = t.unbind(0), self.stepwise(t)
+            rows = [x.unbind(0) for x in known]
+            control = lambda i, z: call(ts[i], z, *(x[i] for x in rows))  # noqa: E731
         return self._simulate_by_steps(z0, eps, t, dt, control)
 
     def _can_fuse(self, control: TanhSteps, z0: Tensor) -> bool:
@@ -129,9 +147,14 @@ class ControlledPath(PathDistribution):
         )
 
     def _simulate_by_steps(
-        self, z0: Tensor, eps: Tensor, t: Tensor, dt: Tensor, control: Any
+        self,
+        z0: Tensor,
+        eps: Tensor,
+        t: Tensor,
+        dt: Tensor,
+        control: Callable[[int, Tensor], Any],
     ) -> Draw:
-        step, evaluate = self.prior.kernel(), self._on_grid(control)
+        step = self.prior.kernel()
         roots, ts = dt.sqrt().unbind(0), t.unbind(0)
         z = [z0]
         means: list[Tensor] = []
@@ -140,7 +163,7 @@ class ControlledPath(PathDistribution):
         log_cs: list[Tensor] = []
         for i, e in enumerate(eps.unbind(0)):
             mean, scale = step(i, z[-1])
-            u, log_c = evaluate(i, ts[i], z[-1])
+            u, log_c = self._split(control(i, z[-1]), ts[i], z[-1])
             mean = torch.addcmul(mean, scale * roots[i], u)
             if log_c is not None:
                 scale = scale * log_c.exp()
@@ -152,15 +175,3 @@ class ControlledPath(PathDistribution):
         has_grad = torch.is_grad_enabled()
         value = torch.stack(z, -2)
         return Draw(value, has_grad, z[:-1], means, scales, eps, us, log_cs or None)
-
-    def _on_grid(
-        self, control: Callable[[int, Tensor], Any] | None
-    ) -> Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        if control is None:
-            return lambda i, ti, z: self.evaluate(ti, z)
-
-        def evaluate(i: int, ti: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
-            log_c = self.contraction(ti, z) if callable(self.contraction) else None
-            return self._split(control(i, z), log_c, ti, z)
-
-        return evaluate

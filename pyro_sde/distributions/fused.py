@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,14 @@ from .at_once import run_at_once
 from .at_once_vjp import Inputs
 from .util import broadcast_shapes
 
-__all__ = ["Affine", "FusedDraw", "TanhSteps", "simulate_at_once", "tanh_network"]
+__all__ = [
+    "Affine",
+    "FusedDraw",
+    "TanhSteps",
+    "simulate_at_once",
+    "split_output",
+    "tanh_network",
+]
 
 Affine = tuple[Tensor, Tensor, Tensor]
 """Decay, shift and scale of every step, time first: z moves to N(shift + decay z, scale^2)."""
@@ -53,11 +61,13 @@ class TanhSteps:
         return list(zip(*(b.unbind(0) for b in self.biases), strict=True))
 
     def __call__(self, i: int, z: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        out = tanh_network(z, self.weights, self._at[i], self.last)
-        if not self.contraction:
-            return out
-        u, log_c = out.chunk(2, -1)
-        return u, log_c
+        return self.at(None, z, *self._at[i])
+
+    def at(self, t: Any, z: Tensor, *biases: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The network with the biases of one step."""
+        out = tanh_network(z, self.weights, biases, self.last)
+        u, log_c = split_output(out, self.contraction)
+        return u if log_c is None else (u, log_c)
 
     def fits(self, z: Tensor) -> bool:
         """Whether it maps states like ``z`` to outputs of the same batch, dtype and device."""
@@ -112,7 +122,7 @@ class FusedDraw:
 
 
 def simulate_at_once(
-    affine: Affine, net: TanhSteps, root: Tensor, z0: Tensor, eps: Tensor
+    affine: Affine, net: TanhSteps, root: Tensor, z0: Tensor, eps: Tensor, compile: bool = False
 ) -> FusedDraw:
     """The path from ``z0`` with the noise ``eps``; ``root`` is the square root of every step."""
     n, batch, d = len(eps), z0.shape[:-1], z0.shape[-1]
@@ -127,13 +137,14 @@ def simulate_at_once(
         tuple(net.weights),
         tuple(biases),
     )
-    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs)
+    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, compile)
     value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
-    (u, log_c), of_states = (_split(x.reshape(n, *batch, -1), net.contraction) for x in outs)
+    (u, log_c), of_states = (split_output(x.reshape(n, *batch, -1), net.contraction) for x in outs)
     return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
 
 
-def _split(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:
+def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:
+    """u and, with contraction, log c."""
     if not contraction:
         return out, None
     u, log_c = out.chunk(2, -1)

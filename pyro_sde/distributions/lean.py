@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -74,16 +74,28 @@ def _through_state(shift: Shift, eps: Tensor) -> Tensor:
 
 
 class _Simulation(Lean):
-    """From start and noise to a path and, for one pushed by a control, its terms."""
+    """From start and noise to a path and, for one pushed by a control, its terms.
+
+    Further inputs are what the control knows on the grid. Were a step to take its row of them
+    itself, the backward pass would fill a tensor of all steps for each.
+    """
 
     def __init__(self, path: PathDistribution, sample_ndim: int) -> None:
         # A copy that does not know what it drew, lest a loss that is kept keep that too.
         self.path = path.without_memory_of_draws()
         t, dt = path.step_times(sample_ndim)
         self.t, self.dt = t.unbind(0), dt.unbind(0)
+        self.known, self.control = path.stepwise(t)
 
-    def step(self, i: int, z: Tensor, eps: Tensor, with_state: bool) -> tuple[Tensor, ...]:
-        mean, scale, shift = self.path.control_step(self.t[i], self.dt[i], z)
+    def control_step(self, i: int, z: Tensor, known: Sequence[Tensor]) -> Any:
+        control = self.control
+        out = None if control is None else control(self.t[i], z, *known)
+        return self.path.control_step(self.t[i], self.dt[i], z, out)
+
+    def step(
+        self, i: int, z: Tensor, eps: Tensor, known: Sequence[Tensor], with_state: bool
+    ) -> tuple[Tensor, ...]:
+        mean, scale, shift = self.control_step(i, z, known)
         if self.path._validate_args:
             check_scale(self.path, scale.detach().unsqueeze(0), i)
         after = torch.addcmul(mean, scale, eps)
@@ -93,12 +105,12 @@ class _Simulation(Lean):
         return after, *_terms(shift, eps), *more
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        z, eps = inputs
+        z, eps, *known = inputs
         value = z.new_empty((*z.shape[:-1], len(eps) + 1, z.shape[-1]))
         value.select(-2, 0).copy_(z)
         totals: list[Tensor] = []
         for i, e in enumerate(eps.unbind(0)):
-            z, *terms = self.step(i, z, e, False)
+            z, *terms = self.step(i, z, e, [x[i] for x in known], False)
             value.select(-2, i + 1).copy_(z)
             totals = [a + b for a, b in zip(totals, terms, strict=True)] if totals else terms
         return (value, *totals), (value,)
@@ -106,29 +118,34 @@ class _Simulation(Lean):
     def backward(
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
     ) -> Grads:
-        (value,), (_, eps), (by_value, *by_terms) = saved, inputs, grads
+        (value,), (_, eps, *known), (by_value, *by_terms) = saved, inputs, grads
         stopped = by_terms[-1] if by_terms else None
         by_z = torch.zeros_like(value.select(-2, 0))
+        by_known = [torch.empty_like(x) for x in known]
         for i in range(len(eps), -1, -1):
             if i < len(eps):
 
-                def step(z: Tensor, i: int = i) -> tuple[Tensor, ...]:
-                    return self.step(i, z, eps[i], stopped is not None)
+                def step(z: Tensor, *known: Tensor, i: int = i) -> tuple[Tensor, ...]:
+                    return self.step(i, z, eps[i], known, stopped is not None)
 
-                _, (by_z,) = vjp(step, [value.select(-2, i)], [by_z, *by_terms], stopped)
+                args = [value.select(-2, i), *(x[i] for x in known)]
+                _, (by_z, *rows) = vjp(step, args, [by_z, *by_terms], stopped)
+                for by, row in zip(by_known, rows, strict=True):
+                    by[i] = row
             if by_value is not None:
                 by_z = by_z + by_value.select(-2, i)
-        return by_z, None
+        return by_z, None, *by_known
 
 
 def simulate(path: PathDistribution, z0: Tensor, eps: Tensor) -> LeanDraw:
     """Draw as ``path`` does, each step to be redone in the backward pass."""
     simulation = _Simulation(path, z0.dim() - 1 - len(path.batch_shape))
-    value, *terms = run_leanly(simulation, z0, eps)
+    known = simulation.known
+    value, *terms = run_leanly(simulation, z0, eps, *known)
 
     def control(i: int) -> Tensor | None:
         z = value.select(-2, i).detach()
-        shift = simulation.path.control_step(simulation.t[i], simulation.dt[i], z)[2]
+        shift = simulation.control_step(i, z, [x[i] for x in known])[2]
         return None if shift is None else shift[0]
 
     lean = LeanTerms(*terms) if terms else None

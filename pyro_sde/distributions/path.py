@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,11 +149,19 @@ class PathDistribution(TorchDistribution):
         return None
 
     def control_step(
-        self, t: Tensor, dt: Tensor, z: Tensor
+        self, t: Tensor, dt: Tensor, z: Tensor, out: Any = None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
         """The transition and, for a path pushed by a control, w and log c (see
-        :mod:`~pyro_sde.distributions.ratio`) against the one that is pushed; else None."""
+        :mod:`~pyro_sde.distributions.ratio`) against the one that is pushed; else None.
+
+        :param out: What the control returns there, if it is known.
+        """
         return *self.transition(t, dt, z), None
+
+    def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any] | None]:
+        """What a control knows ahead at the start of every step, time first, and the control as a
+        function of ``(t, z)`` and of one row of each of these; else nothing, and None."""
+        return (), None
 
     def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
         """Start and length of every step, time first, the last dimension of size 1.

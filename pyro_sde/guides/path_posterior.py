@@ -33,6 +33,7 @@ class PathPosterior(PyroModule):
         default the prior's.
     :param encoder: What tells the control about each series, and gives the law of its start, in
         the place of embeddings.
+    :param compile: Whether the steps of its paths are compiled.
     """
 
     embedding: Any
@@ -48,9 +49,10 @@ class PathPosterior(PyroModule):
         like: Tensor,
         start: tuple[Tensor, Tensor] | None = None,
         encoder: Any = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
-        path = wrapped.path
+        path, self.compiles = wrapped.path, compile
         self.dim, self.contraction = path.event_shape[-1], contraction
         self.has_embedding = _is_factory(control) and shape.numel() > 1 and encoder is None
         self.has_start = not isinstance(path.initial, Tensor)
@@ -114,7 +116,7 @@ class PathPosterior(PyroModule):
             control = _WithContext(control, lambda t: embedding)
         if until is not None:
             control = _Until(control, until)
-        return ControlledPath(prior, control, initial, self.contraction)
+        return ControlledPath(prior, control, initial, self.contraction, compile=self.compiles)
 
     def _start(self, prior: PathDistribution, encoding: Encoding | None) -> Tensor | Distribution:
         """A Normal measured in units of the prior's start, as the control is in its noise."""
@@ -150,6 +152,9 @@ class _WithContext:
     def on_grid(self) -> Any:
         prepare = self.control.on_grid
         return lambda t: prepare(t, self.context(t))
+
+    def stepwise(self, t: Tensor) -> tuple[tuple[Tensor], Any]:
+        return (self.context(t),), self.control
 
 
 class _Until:

@@ -83,6 +83,8 @@ class SDEBlock(PyroModule):
     :param event_dim: How many of the last dimensions of h are one input of the field: by default
         3 if it has two-dimensional convolutions, 1 if it has linear layers only. It tells a
         batch from particles, nothing else.
+    :param compile: Take the steps of h in chunks that torch.compile compiles when shapes are first
+        met, half a minute or so; without a C++ compiler they are taken as always, with a warning.
     """
 
     rate: Any
@@ -104,18 +106,19 @@ class SDEBlock(PyroModule):
         regularise: Mapping[str, float] | None = None,
         name: str = "w",
         event_dim: int | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         if initial not in ("point", "normal"):
             raise ValueError(f'initial must be "point" or "normal": found {initial!r}')
-        check_method(method, memory)
+        check_method(method, memory, compile)
         if not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps must be an integer of at least 1: found {steps!r}")
         if not isinstance(augment, int) or augment < 0:
             raise ValueError(f"augment must be an integer of at least 0: found {augment!r}")
         self.skeleton = Skeleton(field)
         self.augment, self.method, self.name, self.initial = augment, method, name, initial
-        self.memory = memory
+        self.memory, self._compiles = memory, compile
         self.regularise = dict(regularise or {})
         if not set(self.regularise) <= set(ENERGIES):
             raise ValueError(
@@ -266,7 +269,8 @@ class SDEBlock(PyroModule):
         if names:
             field, h, apart = with_energies(field, names, self.event_dim, h)
         if tol is None:
-            h = integrate(field, h, w, self.times, method=self.method, memory=self.memory)
+            options: Any = {"method": self.method, "memory": self.memory}
+            h = integrate(field, h, w, self.times, compile=self._compiles, **options)
         else:
             h = integrate_adaptively(field, h, w, tol)
         check_unchanged()
@@ -282,10 +286,11 @@ class SDEBlock(PyroModule):
         # Not self.skeleton, which would have Pyro register what is left of the field.
         skeleton: Any = self._modules["skeleton"]
         before = skeleton.buffer_state()
+        call = skeleton.call_purely if self._compiles else skeleton
 
         def field(t: Tensor, h: Tensor, w: Tensor) -> Tensor:
             try:
-                out = skeleton(t, h, w)
+                out = call(t, h, w)
             except RuntimeError as e:
                 raise ValueError(
                     f"field fails on h of shape {tuple(h.shape)}, {self.augment} channels of "

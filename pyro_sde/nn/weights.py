@@ -98,6 +98,15 @@ class Skeleton(nn.Module):
             for buffers, name, empty in before:
                 buffers[name] = empty
 
+    def call_purely(self, t: Tensor, h: Tensor, w: Tensor) -> Tensor:
+        """The same in a way that torch.compile can follow."""
+        weights = {
+            name: p
+            for names, p in zip(self.names, self.unflatten(w), strict=True)
+            for name in names
+        }
+        return torch.func.functional_call(self.field, weights, (t, h) if self.takes_time else (h,))
+
     def buffer_state(self) -> list[tuple[Tensor, int]]:
         """The buffers of the field, and how often each has been written to."""
         return [(b, b._version) for b in self.field.buffers()]

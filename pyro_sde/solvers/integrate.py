@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compiling import chunks, compiled
 from .._errors import SolutionError
 from .._lean import Grads, Vjp, check_memory, run_leanly
 from .reversible import OnGrid, ReversibleHeun, reversible_heun, states_of
@@ -56,7 +57,12 @@ REVERSIBLE = "reversible_heun"
 METHODS = (*_STEPS, REVERSIBLE)
 
 
-def check_method(method: str, memory: str = "graph") -> None:
+def check_method(method: str, memory: str = "graph", compile: bool = False) -> None:
+    if compile and (memory != "graph" or method == REVERSIBLE):
+        raise ValueError(
+            'compile=True needs memory="graph" and a method other than "reversible_heun": found '
+            f"memory={memory!r}, method={method!r}"
+        )
     if method not in METHODS:
         raise ValueError(f"method must be one of {sorted(METHODS)}: found {method!r}")
     if (
@@ -84,6 +90,7 @@ def integrate(
     *,
     method: str = "euler",
     memory: str = "graph",
+    compile: bool = False,
 ) -> Tensor:
     r"""The solution at the last of ``times`` of :math:`dh/dt = \mathrm{field}(t, h, w_t)`,
     :math:`h(t_0) = h_0`, with one step of ``method`` between neighbouring times.
@@ -117,14 +124,19 @@ def integrate(
     :param times: The grid, increasing, of shape ``(T,)``.
     :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
     :param memory: ``"graph"``, ``"recompute"`` or ``"reversible"``.
+    :param compile: Take the steps in chunks that torch.compile compiles when they are first met;
+        with ``memory="graph"`` and a method other than ``"reversible_heun"``.
     """
-    check_method(method, memory)
+    check_method(method, memory, compile)
     if path is not None and path.shape[-2] != len(times):
         raise ValueError(
             f"path has {path.shape[-2]} states, times {len(times)}: pass the grid that the path "
             "was drawn on"
         )
-    h = _solve(field, h0, path, times, method, memory)
+    if compile:
+        h = _solve_in_chunks(field, h0, path, times, method)
+    else:
+        h = _solve(field, h0, path, times, method, memory)
     inside_of_func = torch._C._functorch.peek_interpreter_stack() is not None
     if not inside_of_func and not bool(torch.isfinite(h.detach().sum())):
         _say_where(field, h0, path, times, method)
@@ -148,6 +160,31 @@ def _solve(
     for i in range(len(dt)):
         h = step(field, t[i], dt[i], h, w[i], w[i + 1])
     return h
+
+
+def _solve_in_chunks(
+    field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str
+) -> Tensor:
+    # As it is after the first chunk, lest that be compiled for itself.
+    h = h.contiguous() if 0 in h.stride() else h
+    h = h.detach().requires_grad_() if torch.is_grad_enabled() and not h.requires_grad else h
+    dt = times.diff()
+    for at in chunks(len(dt)):
+        w = None if path is None else path[..., at.start : at.stop + 1, :]
+        h = _compiled_steps(_STEPS[method][0], field, times[at], dt[at], h, w)
+    return h
+
+
+def _several_steps(
+    step: Step, field: Callable, t: Tensor, dt: Tensor, h: Tensor, path: Tensor | None
+) -> Tensor:
+    w = states_of([] if path is None else [path], len(t) + 1)
+    for i in range(len(t)):
+        h = step(field, t[i], dt[i], h, w[i], w[i + 1])
+    return h
+
+
+_compiled_steps = compiled(_several_steps)
 
 
 def _solver(field: Callable, times: Tensor, method: str, keep: bool) -> OnGrid:

@@ -11,7 +11,7 @@ from torch import nn
 
 from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, fill_missing, select, series_grid
 from pyro_sde.distributions import ODEPath, OrnsteinUhlenbeck
-from pyro_sde.guides import SummaryEncoder
+from pyro_sde.guides import MLPControl, SummaryEncoder
 from pyro_sde.guides.encoders import as_observations
 
 S, N, D = 5, 4, 2
@@ -36,6 +36,17 @@ def model(times, values=None, mask=None, grid=None, memory="graph"):
         z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.8, grid, start, memory))
         y = dist.Normal(select(z, grid, times), 0.3).mask(mask).to_event(2)
         return pyro.sample("y", y, obs=values)
+
+
+class Plain(nn.Module):
+    """A control without preparations."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, D)
+
+    def forward(self, t, z, context):
+        return self.last(context) - z
 
 
 def shaken(fn=model, args=None, seed=1, encoder=None, **options):
@@ -251,6 +262,23 @@ def test_recomputing_gives_the_same_gradient(contraction, estimator):
     assert_same(here, lean, 1e-9)
 
 
+@pytest.mark.parametrize("make", [lambda: MLPControl, Plain], ids=["mlp", "plain"])
+@pytest.mark.parametrize("memory", ["graph", "recompute"])
+def test_the_context_is_asked_for_once(monkeypatch, memory, make):
+    """Not in every step, whose backward pass would then fill all that the encoder knows."""
+    args, asked = data(), []
+    guide = AutoSDE(model, encoder=GRUEncoder(D, 8, 4), control=make()).setup(*args)
+    encode = guide.encoder.forward
+
+    def forward(*observations):
+        encoding = encode(*observations)
+        return encoding._replace(context=lambda t: asked.append(t) or encoding.context(t))
+
+    monkeypatch.setattr(guide.encoder, "forward", forward)
+    TraceSDE_ELBO().differentiable_loss(model, guide, *args, memory).backward()
+    assert len(asked) == 1
+
+
 def mixed(times, values=None, mask=None, grid=None):
     """A latent beside the paths of the series, and a path that all share."""
     values, mask = fill_missing(values, mask)
@@ -402,15 +430,6 @@ def test_refusals():
 
 def test_a_control_of_ones_own_reads_the_context():
     args = data()
-
-    class Control(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.last = nn.Linear(4, D)
-
-        def forward(self, t, z, context):
-            return self.last(context) - z
-
-    guide = shaken(args=args, control=Control())
+    guide = shaken(args=args, control=Plain())
     _, gradients = loss_and_gradients(model, guide, args)
     assert gradients["encoder.out.weight"].abs().max() > 0
