@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyro
 import torch
@@ -116,18 +115,9 @@ def competitors(batch: int, steps: int) -> dict[str, Callable[[], Tensor]]:
     with torch.no_grad():
         joint = Joint(by_hand, by_hand.stem(x).shape)
 
-    def ours(estimator: str, **block: Any) -> Callable[[], Tensor]:
-        """:param block: Arguments of SDEBlock."""
-        pyro.clear_param_store()  # all have parameters of the same names
-        mine = sde_bnn(data, steps=steps, scale=SCALE, **block)
-        mine.load_state_dict(classifier.state_dict())
+    def ours(estimator: str) -> Callable[[], Tensor]:
         elbo = TraceSDE_ELBO(path_estimator=estimator)
-
-        def loss() -> Tensor:
-            pyro.clear_param_store()
-            return elbo.differentiable_loss(mine.model, mine.guide, x, y) / size
-
-        return loss
+        return lambda: elbo.differentiable_loss(classifier.model, classifier.guide, x, y) / size
 
     return {
         "bare loop, weights given": lambda: by_hand.given(x, y, path),

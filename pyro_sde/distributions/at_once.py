@@ -87,10 +87,12 @@ def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
         (w.t(), () if keep else b.unbind(0), unbound(layer) * (1 if keep else n))
         for w, b, layer in zip(p.weights, p.biases, hidden, strict=True)
     ]
-    noise = p.scale * eps
     u, log_c = halves(out, d)
     states[0] = p.z0
-    states[1:] = p.shift if log_c is not None else noise.add_(p.shift)
+    if log_c is None:
+        torch.addcmul(p.shift, p.scale, eps, out=states[1:])
+    else:
+        states[1:], noise = p.shift, (p.scale * eps).unbind(0)
     z, outs = states.unbind(0), out.unbind(0)
     us = outs if log_c is None else u.unbind(0)
     decay, gain = factors(p.decay), factors(p.gain)

@@ -90,6 +90,31 @@ def _through_states(taps: Iterable[_Tap], ndim: int) -> Tensor | float:
     return total
 
 
+@dataclass
+class PushedSteps:
+    """As :class:`Steps`, of a path with a control and without contraction: sums over the state
+    first, of which there may be many dimensions, then weights of the steps."""
+
+    u: Tensor
+    eps: Tensor
+    root: Tensor
+    of_states: Tensor
+    """u with a gradient by the states alone."""
+
+    def kl(self) -> Tensor:
+        return self._total(0.5 * self.root.square(), self.u.square())
+
+    def martingale(self) -> Tensor:
+        return self._total(self.root, self.u * self.eps)
+
+    def stopped(self) -> Tensor:
+        return self.kl() + self._total(self.root.detach(), self.of_states * self.eps)
+
+    @staticmethod
+    def _total(weight: Tensor, x: Tensor) -> Tensor:
+        return (weight * x.sum(-1, keepdim=True)).sum((0, -1))
+
+
 class LeanSteps:
     """As :class:`Steps`, from terms that are summed already."""
 
@@ -106,7 +131,10 @@ class LeanSteps:
         return self.terms.stopped
 
 
-def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> Steps | LeanSteps:
+AnySteps = Steps | PushedSteps | LeanSteps
+
+
+def compare(q: PathDistribution, p: PathDistribution, value: Tensor) -> AnySteps:
     """Lay the steps of q and p side by side along ``value``, from its draw where that is known."""
     if q.times is not p.times and not (
         q.times.shape[-1] == p.times.shape[-1] and bool((q.times == p.times).all())
@@ -137,7 +165,7 @@ def _compare_flows(q: PathDistribution, p: PathDistribution, value: Tensor) -> L
     return LeanSteps(LeanTerms(zero, zero, zero))
 
 
-def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:
+def _compare_control(q: ControlledPath, value: Tensor) -> AnySteps:
     """q is p pushed by a control: that control is all there is between them."""
     t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     root, draw = dt.sqrt(), q.recall(value)
@@ -145,6 +173,8 @@ def _compare_control(q: ControlledPath, value: Tensor) -> Steps | LeanSteps:
         return LeanSteps(draw.terms)
     if isinstance(draw, FusedDraw):
         u, log_c = draw.of_states
+        if log_c is None:
+            return PushedSteps(draw.u, draw.eps, root, u)
         of_states = root.detach() * u, log_c
         return Steps(root * draw.u, draw.log_c, draw.eps, lambda *_: (), of_states)
     if isinstance(draw, Draw) and draw.u is not None:
