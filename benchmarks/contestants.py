@@ -162,14 +162,21 @@ class Given:
         return self.increments[round(float(start) / self.dt)]
 
 
-def contestants(latent: Latent) -> dict[str, Callable[[], Tensor]]:
-    """Losses by name. A loss of the same name is of the same program at every size."""
+ESTIMATORS = ("kl", "full", "stl")
+
+
+def contestants(latent: Latent, compile: bool = False) -> dict[str, Callable[[], Tensor]]:
+    """Losses by name. A loss of the same name is of the same program at every size.
+
+    :param compile: Ours compiled, too.
+    """
     pyro.clear_param_store()  # every size has a guide with the same names
+    ours = {f'pyro_sde, "{name}"': latent.ours(name) for name in ESTIMATORS}
+    if compile:
+        ours |= {f'pyro_sde, "{k}", compiled': latent.ours(k, compile=True) for k in ESTIMATORS}
     return {
         BARE: latent.bare,
-        'pyro_sde, "kl"': latent.ours("kl"),
-        'pyro_sde, "full"': latent.ours("full"),
-        'pyro_sde, "stl"': latent.ours("stl"),
+        **ours,
         "torchsde, as its examples": lambda: latent.torchsde(hint=False),
         TUNED: lambda: latent.torchsde(hint=True),
         "torchsde, tuned, KL by hand": latent.torchsde_by_hand,

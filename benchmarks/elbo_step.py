@@ -4,7 +4,7 @@ Every program has the same control network, number of steps and paths, and compu
 ours moves the prior by its exact steps, the libraries by Euler's. Before anything is timed, each
 is given the same weights and noise, in double precision, and must find the loss and the gradient
 of the bare loop. Then all take turns, round after round, so that a slow moment of the machine
-falls on all of them; medians of the rounds are compared.
+falls on all of them; medians of the rounds are compared. What is compiled, compiles before.
 
 The SDE-BNN size is that of sdebnn_step.py. The programs that need jax run in an environment of
 their own, benchmarks/out/jax-venv, which is made the first time. With --growth, how the cost of
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyro
 import sdebnn_step
 import torch
 from contestants import BARE, TUNED, Latent, contestants
@@ -98,7 +99,8 @@ def start_jax(args: argparse.Namespace, stack: ExitStack) -> tuple[Jax | None, J
 def latent_table(size: str, problem: Problem, args: argparse.Namespace, jax: tuple) -> dict:
     losses = agree(problem, jax[1])
     latent = Latent(problem)
-    timers = {name: timer(f, latent.zero_grad) for name, f in contestants(latent).items()}
+    programs = contestants(latent, not args.no_compile)
+    timers = {name: timer(f, latent.zero_grad) for name, f in programs.items()}
     if jax[0] is not None:
         jax[0].ask("set", **for_jax(latent))
         ask = lambda name: lambda n: jax[0].ask("time", name=name, calls=n)["seconds"]  # noqa: E731
@@ -126,7 +128,8 @@ def main(args: argparse.Namespace) -> dict[str, dict]:
             found[name] = latent_table(name, problem, args, jax)
     if "sdebnn" in args.sizes:
         batch, steps = args.sdebnn
-        timers = {k: timer(f) for k, f in sdebnn_step.competitors(batch, steps).items()}
+        programs = sdebnn_step.competitors(batch, steps, not args.no_compile)
+        timers = {k: timer(f, pyro.clear_param_store) for k, f in programs.items()}
         seconds = rounds(timers, args.repeats, args.seconds)
         title = f"sdebnn: 18,496 weights, batch {batch}, {steps} steps"
         found["sdebnn"] = {"rows": table(title, seconds, sdebnn_step.BARE, sdebnn_step.TUNED)}
@@ -151,6 +154,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--seconds", type=float, default=0.3, help="of one program in one round")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--no-jax", action="store_true")
+    p.add_argument("--no-compile", action="store_true", help="leave out ours with compile=True")
     p.add_argument("--growth", action="store_true")
     p.add_argument("--growth-sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     p.add_argument("--memory", action="store_true")

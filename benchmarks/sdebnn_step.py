@@ -101,8 +101,11 @@ class Joint(nn.Module):
         return F.cross_entropy(self.net.head(h.view(len(x), -1)), y) + kl.squeeze() / size
 
 
-def competitors(batch: int, steps: int) -> dict[str, Callable[[], Tensor]]:
-    """Losses by name; the first is what the others are measured by."""
+def competitors(batch: int, steps: int, compile: bool = False) -> dict[str, Callable[[], Tensor]]:
+    """Losses by name; the first is what the others are measured by.
+
+    :param compile: Ours compiled, too. It has parameters of the same names: clear the store.
+    """
     x = torch.randint(0, 256, (batch, 1, 28, 28), dtype=torch.uint8)
     images = Images(x, torch.randint(0, 10, (batch,)))
     data = Data("MNIST", images, images, images)
@@ -115,16 +118,23 @@ def competitors(batch: int, steps: int) -> dict[str, Callable[[], Tensor]]:
     with torch.no_grad():
         joint = Joint(by_hand, by_hand.stem(x).shape)
 
-    def ours(estimator: str) -> Callable[[], Tensor]:
+    def ours(estimator: str, net: nn.Module = classifier) -> Callable[[], Tensor]:
         elbo = TraceSDE_ELBO(path_estimator=estimator)
-        return lambda: elbo.differentiable_loss(classifier.model, classifier.guide, x, y) / size
+        return lambda: elbo.differentiable_loss(net.model, net.guide, x, y) / size
 
+    more = {}
+    if compile:
+        pyro.clear_param_store()
+        fast = sde_bnn(data, steps=steps, scale=SCALE, compile=True)
+        fast.load_state_dict(classifier.state_dict())
+        more = {f'pyro_sde, "{name}", compiled': ours(name, fast) for name in ("kl", "stl")}
     return {
         "bare loop, weights given": lambda: by_hand.given(x, y, path),
         BARE: lambda: by_hand.drawn(x, y, size),
         'pyro_sde, "kl"': ours("kl"),
         'pyro_sde, "full"': ours("full"),
         'pyro_sde, "stl"': ours("stl"),
+        **more,
         TUNED: lambda: joint(x, y, size),
     }
 

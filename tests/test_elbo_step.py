@@ -37,7 +37,7 @@ def test_agreement_can_fail(monkeypatch):
 
 def test_tables(tmp_path, capsys):
     out = tmp_path / "found.json"
-    options = f"sdebnn --sdebnn 2 2 --own 8 2 5 4 --no-jax --growth --growth-sizes 1 2 --out {out}"
+    options = f"sdebnn --sdebnn 2 2 --own 8 2 5 4 --no-jax --no-compile --growth --growth-sizes 1 2 --out {out}"
     found = elbo_step.main(elbo_step.parse([*SMALL, *options.split()]))
     assert set(found) == {"own", "sdebnn", "growth"}
     assert set(found["own"]["rows"]) == set(contestants(Latent(SIZES[0])))
