@@ -14,7 +14,7 @@ from contestants import BARE, Latent, contestants
 from elbo_agree import agree
 from elbo_problem import Problem
 
-SMALL = ["--repeats", "1", "--seconds", "1e-3", "--threads", "1", "--sizes"]
+SMALL = ["--no-compile", "--repeats", "1", "--seconds", "1e-3", "--threads", "1", "--sizes"]
 SIZES = [
     Problem(particles=3, dim=2, steps=4, width=5),
     Problem(series=3, particles=2, dim=1, steps=4, width=5, everywhere=True),
@@ -37,7 +37,7 @@ def test_agreement_can_fail(monkeypatch):
 
 def test_tables(tmp_path, capsys):
     out = tmp_path / "found.json"
-    options = f"sdebnn --sdebnn 2 2 --own 8 2 5 4 --no-jax --no-compile --growth --growth-sizes 1 2 --out {out}"
+    options = f"sdebnn --sdebnn 2 2 --own 8 2 5 4 --no-jax --growth --growth-sizes 1 2 --out {out}"
     found = elbo_step.main(elbo_step.parse([*SMALL, *options.split()]))
     assert set(found) == {"own", "sdebnn", "growth"}
     assert set(found["own"]["rows"]) == set(contestants(Latent(SIZES[0])))
