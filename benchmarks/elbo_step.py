@@ -114,6 +114,7 @@ def latent_table(size: str, problem: Problem, args: argparse.Namespace, jax: tup
 
 def main(args: argparse.Namespace) -> dict[str, dict]:
     torch.set_num_threads(args.threads)
+    torch.set_default_dtype(torch.float64 if args.double else torch.float32)
     torch.manual_seed(0)
     sizes = {name: p for name, p in SIZES.items() if name in args.sizes}
     if args.own:
@@ -155,6 +156,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--no-jax", action="store_true")
     p.add_argument("--no-compile", action="store_true", help="leave out ours with compile=True")
+    p.add_argument("--double", action="store_true", help="double precision, but for jax")
     p.add_argument("--growth", action="store_true")
     p.add_argument("--growth-sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     p.add_argument("--memory", action="store_true")

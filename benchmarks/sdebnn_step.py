@@ -145,6 +145,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--steps", type=int, default=5)
     p.add_argument("--repeats", type=int, default=40)
     p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--compile", action="store_true", help="ours with compile=True too")
     return p.parse_args(argv)
 
 
@@ -152,11 +153,13 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     random.seed(0)
-    losses = competitors(args.batch, args.steps)
+    losses = competitors(args.batch, args.steps, args.compile)
     seconds: dict[str, list[float]] = {name: [] for name in losses}
     for i in range(args.repeats + 2):
         # In another order every round: what one leaves in the caches is felt by the next.
         for name, loss in random.sample(list(losses.items()), len(losses)):
+            if args.compile:
+                pyro.clear_param_store()
             start = time.process_time()
             loss().backward()
             if i > 1:

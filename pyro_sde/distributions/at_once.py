@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .at_once_vjp import Inputs, Vjp, add_product_, factors, halves, unbound
+from .at_once_vjp import Inputs, Vjp, add_product_, factors, halves
 
 __all__ = ["run_at_once"]
 
@@ -67,6 +67,7 @@ class _AtOnce(torch.autograd.Function):
         return None, None, None, *vjp.by_inputs(ctx.blocks, Inputs.of(needed)).flat()
 
 
+CONTIGUOUS = torch.contiguous_format
 Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
 """Blocks of steps, states, outputs, and the units of every layer in these blocks."""
 
@@ -74,19 +75,7 @@ Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
 def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
     n, m, d = eps.shape
     states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.last))
-    blocks = _blocks(n, m * max(len(w) for w in p.weights))
-    sizes = [s.stop - s.start for s in blocks] if keep else [1]
-    hidden = [[eps.new_empty(k, m, len(w)) for k in sizes] for w in p.weights]
-    # What the products are added to is in its place before: the biases of many steps are one copy.
     out.copy_(p.last_bias)
-    if keep:
-        for bias, layer in zip(p.biases, hidden, strict=True):
-            for block, at in zip(layer, blocks, strict=True):
-                block.copy_(bias[at])
-    net = [
-        (w.t(), () if keep else b.unbind(0), unbound(layer) * (1 if keep else n))
-        for w, b, layer in zip(p.weights, p.biases, hidden, strict=True)
-    ]
     u, log_c = halves(out, d)
     states[0] = p.z0
     if log_c is None:
@@ -96,15 +85,24 @@ def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
     z, outs = states.unbind(0), out.unbind(0)
     us = outs if log_c is None else u.unbind(0)
     decay, gain = factors(p.decay), factors(p.gain)
-    for i in range(n):
-        h = z[i]
-        for weight_t, bias, rooms in net:
-            room = rooms[i] if keep else rooms[i].copy_(bias[i])
-            h = room.addmm_(h, weight_t).tanh_()
-        outs[i].addmm_(h, last_t)
-        add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
-        if log_c is not None:
-            z[i + 1].addcmul_(noise[i], log_c[i].exp())
+    weights = [w.t() for w in p.weights]
+    blocks = _blocks(n, m * max(len(w) for w in p.weights))
+    hidden: list[list[Tensor]] = [[] for _ in weights]
+    for at in blocks:
+        # The biases of many steps in one copy, which addmm would make for each.
+        rooms = [b[at].expand(-1, m, -1).clone(memory_format=CONTIGUOUS) for b in p.biases]
+        if keep:
+            for layer, room in zip(hidden, rooms, strict=True):
+                layer.append(room)
+        units = zip(*(room.unbind(0) for room in rooms), strict=True)
+        for i, layers in enumerate(units, at.start):
+            h = z[i]
+            for weight_t, room in zip(weights, layers, strict=True):
+                h = room.addmm_(h, weight_t).tanh_()
+            outs[i].addmm_(h, last_t)
+            add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
+            if log_c is not None:
+                z[i + 1].addcmul_(noise[i], log_c[i].exp())
     return blocks, states, out, hidden
 
 

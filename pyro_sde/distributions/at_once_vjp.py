@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._compiling import compiled
 
-__all__ = ["Inputs", "Vjp", "add_product_", "factors", "halves", "unbound"]
+__all__ = ["Inputs", "Vjp", "add_product_", "factors", "halves"]
 
 
 class Inputs(NamedTuple):
@@ -64,10 +64,6 @@ def _plus_product(start: Tensor, factor: Any, x: Tensor) -> Tensor:
     if isinstance(factor, float):
         return torch.add(start, x, alpha=factor)
     return torch.addcmul(start, factor, x)
-
-
-def unbound(blocks: Sequence[Tensor]) -> list[Tensor]:
-    return [step for block in blocks for step in block.unbind(0)]
 
 
 class Vjp:
@@ -131,7 +127,7 @@ class Vjp:
         total = by_out if self.by_again is None else by_out + self.by_again[at]
         decay, gain = factors(self.p.decay[at])[::-1], factors(self.p.gain[at])[::-1]
         noise = None if self.by_log_c is None else self.by_log_c[at].unbind(0)[::-1]
-        back = [*zip(self.back[::-1], (unbound([s])[::-1] for s in slopes[::-1]), strict=True)]
+        back = [*zip(self.back[::-1], (s.unbind(0)[::-1] for s in slopes[::-1]), strict=True)]
         first, passed = self.p.weights[0], []
         for i, (by_state, by_o) in enumerate(_backwards(self.by_states[at], total)):
             passed.append(by_z)
