@@ -4,6 +4,7 @@ import functools
 import shutil
 import warnings
 
+import compile_gain
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -131,6 +132,14 @@ def test_without_a_compiler(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert double(torch.zeros(())) == 2
+
+
+def test_gain_benchmark(monkeypatch, capsys):
+    """Runs; here without a compiler, and no time is judged."""
+    monkeypatch.setattr(_compiling.compiled, "broken", True)
+    options = ["--paths", "2", "--dim", "2", "--steps", "3", "--repeats", "2"]
+    assert set(compile_gain.main(compile_gain.parse(options))) == set(ESTIMATORS)
+    assert "the first step took" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 10, 11, 12, 99, 101, 1000])
