@@ -1,11 +1,12 @@
 """Who races to the evidence: AutoSDE with contraction and without, and torchsde.
 
 All have the control network of AutoSDE (64, 64, with its features and embedding of time), start at
-a learned Normal, and take steps of Adam on the mean of as many paths.
+a learned Normal, and take steps of Adam on the mean of as many paths, its rate falling alike.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 
 import pyro
 import torch
@@ -14,6 +15,7 @@ from ou_evidence import END, Case, exact, optimum
 from pyro.distributions import Normal
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
+from torch.optim.lr_scheduler import LambdaLR
 
 from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO, time_grid
 from pyro_sde.distributions import ControlledPath
@@ -24,13 +26,30 @@ CONTRACTION, PLAIN, TORCHSDE = "contraction", "plain", "torchsde"
 LADDER = tuple(60 * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
 
 
+class Falling:
+    """Adam whose rate is lr / (1 + steps / half): where the noise of the gradient does not vanish,
+    a constant one keeps the bound away from its best."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, half: float) -> None:
+        self.adam = torch.optim.Adam(parameters, lr=lr)
+        self.schedule = LambdaLR(self.adam, lambda steps: 1 / (1 + steps / half))
+
+    def step(self, loss: Callable[[], Tensor]) -> None:
+        self.adam.zero_grad()
+        loss().backward()
+        self.adam.step()
+        self.schedule.step()
+
+
 class AutoRacer:
     """AutoSDE with its defaults, "stl".
 
     :param grid: Where its path has states.
     """
 
-    def __init__(self, case: Case, grid: Tensor, contraction: bool, paths: int, lr: float) -> None:
+    def __init__(
+        self, case: Case, grid: Tensor, contraction: bool, paths: int, *rate: float
+    ) -> None:
         pyro.clear_param_store()
         self.case, self.steps, self.paths, self.calls = case, len(grid) - 1, paths, 0
         self.model = case.model(grid)
@@ -38,12 +57,10 @@ class AutoRacer:
         self.elbo = TraceSDE_ELBO(
             num_particles=paths, vectorize_particles=True, max_plate_nesting=1
         )
-        self.optim = torch.optim.Adam(self.guide.parameters(), lr=lr)
+        self.optim = Falling(self.guide.parameters(), *rate)
 
     def step(self) -> None:
-        self.optim.zero_grad()
-        self.elbo.differentiable_loss(self.model, self.guide, self.case.y).backward()
-        self.optim.step()
+        self.optim.step(lambda: self.elbo.differentiable_loss(self.model, self.guide, self.case.y))
         self.calls += self.steps  # the martingale of "stl" needs no second one
 
 
@@ -57,14 +74,14 @@ class TorchsdeRacer(nn.Module):
 
     noise_type, sde_type = "diagonal", "ito"
 
-    def __init__(self, case: Case, grid: Tensor, paths: int, lr: float) -> None:
+    def __init__(self, case: Case, grid: Tensor, paths: int, *rate: float) -> None:
         super().__init__()
         self.case, self.grid, self.paths, self.calls = case, grid, paths, 0
         self.steps, self.prior_sd = len(grid) - 1, math.sqrt(0.5 / case.rate)
         self.dt = END / self.steps
         self.net = MLPControl(1, times=grid)
         self.shift, self.log_scale = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-        self.optim = torch.optim.Adam(self.parameters(), lr=lr)
+        self.optim = Falling(self.parameters(), *rate)
         # In double precision: torchsde adds up its steps.
         self.ts = torch.cat([torch.tensor([0.0, END]), case.t]).double().unique()
         self.seen = torch.searchsorted(self.ts, case.t.double())
@@ -96,9 +113,7 @@ class TorchsdeRacer(nn.Module):
         return (kl.sum(0) - fit.sum(0)).mean() + kl_divergence(start, prior).squeeze()
 
     def step(self) -> None:
-        self.optim.zero_grad()
-        self.loss().backward()
-        self.optim.step()
+        self.optim.step(self.loss)
 
     def guide(self, y: Tensor) -> Tensor:
         prior = self.case.prior(self.grid, euler=True)
@@ -119,11 +134,12 @@ def needed(case: Case, euler: bool, tolerance: float) -> Tensor:
 
 
 def racer(
-    name: str, case: Case, paths: int, lr: float, tolerance: float
+    name: str, case: Case, paths: int, rate: tuple[float, float], tolerance: float
 ) -> AutoRacer | TorchsdeRacer:
     """A contestant on the grid that it needs, in the default precision.
 
     :param case: In double precision.
+    :param rate: See :class:`Falling`.
     :param tolerance: Nats from the evidence of the best bound on the grid.
     """
     if name == CONTRACTION:  # exact on any grid: one step from each observation to the next
@@ -133,5 +149,5 @@ def racer(
     dtype = torch.get_default_dtype()
     case, grid = dataclasses.replace(case, t=case.t.to(dtype), y=case.y.to(dtype)), grid.to(dtype)
     if name == TORCHSDE:
-        return TorchsdeRacer(case, grid, paths, lr)
-    return AutoRacer(case, grid, name == CONTRACTION, paths, lr)
+        return TorchsdeRacer(case, grid, paths, *rate)
+    return AutoRacer(case, grid, name == CONTRACTION, paths, *rate)

@@ -5,7 +5,8 @@ multiples of 0.05 in (0, 3], noise log-uniform in [0.2, 0.6], rate log-uniform i
 drawn from the model. AutoSDE with contraction takes one step from each observation to the next.
 The others have the coarsest grid of a ladder (60 to 3840 steps) on which the best bound, known in
 closed form, is within 0.05 nat: AutoSDE without contraction, and torchsde (see
-evidence_contestants.py). All: Adam with a constant rate, as many paths in a step, single precision.
+evidence_contestants.py). All: Adam with the rate lr / (1 + steps / half), as many paths in a step,
+single precision.
 
 The bound is judged after 5 steps of training and whenever they have grown by a twentieth; "stays"
 means at the next ten judgements too, that is for 1.6 times the steps. Seconds are those of the
@@ -92,12 +93,14 @@ def race(r: AutoRacer | TorchsdeRacer, evidence: float, args: argparse.Namespace
 
 
 def run(index: int, name: str, case: Case, args: argparse.Namespace, store: Store) -> dict:
-    rule = {k: getattr(args, k) for k in ("seed", "paths", "lr", "samples", "within", "budget")}
+    rule = {
+        k: getattr(args, k) for k in ("seed", "paths", "lr", "half", "samples", "within", "budget")
+    }
     task = {"problem": index, "contestant": name, **rule}
     found = store.get(task)
     if found is not None:
         return found
-    options = (name, case, args.paths, args.lr, args.within / 2)
+    options = (name, case, args.paths, (args.lr, args.half), args.within / 2)
     racer(*options).step()  # what PyTorch does once
     pyro.set_rng_seed(args.seed)
     evidence = exact(case)[0]
@@ -177,7 +180,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--budget", type=float, default=600.0, help="seconds of training of one run")
     p.add_argument("--within", type=float, default=0.1, help="nats; half of it for the grid")
     p.add_argument("--paths", type=int, default=32, help="in one step of training")
-    p.add_argument("--lr", type=float, default=1e-2)
+    p.add_argument("--lr", type=float, default=2e-2)
+    p.add_argument("--half", type=float, default=100.0, help="steps until the rate is half of it")
     p.add_argument("--samples", type=int, default=4000, help="paths of a judgement")
     out = Path(__file__).parent / "out/time_to_evidence.jsonl"
     p.add_argument("--out", type=Path, default=out)

@@ -73,7 +73,7 @@ def test_torchsde_is_judged_by_what_it_computes():
     """Its own loss, over many of its paths, and the bound of the path with Euler steps; under a
     control that is not zero."""
     case = dataclasses.replace(FOUR, noise=1.0)  # so that paths differ less in what they are worth
-    r = racer(TORCHSDE, case, 2000, 1e-2, 1.0)
+    r = racer(TORCHSDE, case, 2000, (1e-2, 100.0), 1.0)
     with torch.no_grad():
         r.net.last.weight.normal_(0, 0.3)
         r.shift.fill_(0.7)
@@ -87,7 +87,7 @@ def test_torchsde_is_judged_by_what_it_computes():
 
 @pytest.mark.parametrize("name", [CONTRACTION, PLAIN, TORCHSDE])
 def test_training_comes_nearer(name):
-    r = racer(name, FOUR, 8, 1e-2, 1.0)
+    r = racer(name, FOUR, 8, (1e-2, 100.0), 1.0)
     before = bound(r.model, r.guide, 2000, r.case.y)[0]
     for _ in range(10):
         r.step()
