@@ -75,8 +75,7 @@ def race(r: AutoRacer | TorchsdeRacer, evidence: float, args: argparse.Namespace
             r.step()
             seconds, steps = seconds + time.process_time() - before, steps + 1
             bar.update()
-            over = seconds > args.budget
-            if steps < due and not over:
+            if steps < due:
                 continue
             due = max(steps + 1, math.ceil(GROWTH * steps))
             value, error = bound(r.model, r.guide, args.samples, r.case.y)
@@ -85,7 +84,8 @@ def race(r: AutoRacer | TorchsdeRacer, evidence: float, args: argparse.Namespace
             bar.set_postfix(gap=f"{evidence - value:.3f}", refresh=False)
             gaps = [p["gap"] for p in curve]
             found = arrival(gaps, args.within)
-            if found is not None or (over and not abs(gaps[-1]) <= args.within):
+            near = abs(gaps[-1]) <= args.within
+            if found is not None or (seconds > args.budget and not near):
                 break
     best = min(gaps, key=abs)
     return {"grid": r.steps, "at": curve[found] if found is not None else None, "best": best,

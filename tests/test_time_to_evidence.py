@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pyro
 import pytest
+import time_to_evidence
 import torch
 from evidence_contestants import CONTRACTION, LADDER, PLAIN, TORCHSDE, needed, racer
 from ou_evidence import END, FOUR, bound, exact, optimal_guide, optimum, solve
@@ -103,6 +105,23 @@ def test_arrival():
     assert arrival([0.0, -0.2, -0.1, 0.0, 0.1], 0.1, stay=2) == 2  # above is no better than below
     assert arrival([float("nan")] * 4, 0.1, stay=2) is None
     assert arrival([], 0.1) is None
+
+
+@pytest.mark.parametrize("budget", [0.0, 1e9])
+def test_to_stay_takes_more_steps(budget, monkeypatch):
+    """After the budget too; and what is near when it is spent may go on."""
+    monkeypatch.setattr(time_to_evidence, "FIRST", 100)
+    monkeypatch.setattr(time_to_evidence, "bound", lambda *_: (-1.05, 0.01))
+    racer = SimpleNamespace(
+        step=lambda: None, paths=3, calls=7, steps=60, model=None, guide=None, case=FOUR
+    )
+    args = parse(["--budget", str(budget)])
+    found = time_to_evidence.race(racer, -1.0, args)
+    assert found["at"]["steps"] == 100 and found["at"]["evaluations"] == 21
+    assert found["curve"][-1]["steps"] >= 163
+    monkeypatch.setattr(time_to_evidence, "bound", lambda *_: (-1.2, 0.01))
+    missed = time_to_evidence.race(racer, -1.0, parse(["--budget", "0"]))
+    assert missed["at"] is None and missed["best"] == pytest.approx(0.2)
 
 
 def test_ratios(capsys):
