@@ -10,7 +10,6 @@ Run: python benchmarks/mocap.py --data mocap35.mat
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from common import INK, POSTERIOR, plt
 from gait import GIVEN, predict, train
+from store import Store
 
 FOLDS = 4
 SETS = {"train": "Xtr", "val": "Xval", "test": "Xtest"}
@@ -53,25 +53,6 @@ def baselines(known: Tensor, x: Tensor) -> dict[str, dict[str, list[float]]]:
         "nearest training sequence": known[distance.argmin(-1)],
     }
     return {name: errors(p, x) for name, p in predictions.items()}
-
-
-class Store:
-    """Finished runs, one JSON line each, found again by what they were asked to do."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
-        self.runs = [json.loads(line) for line in lines]
-
-    def get(self, task: dict[str, Any]) -> dict[str, Any] | None:
-        return next((run for run in self.runs if run["task"] == task), None)
-
-    def add(self, run: dict[str, Any]) -> dict[str, Any]:
-        self.runs.append(run)
-        with self.path.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        return run
 
 
 def run(kind: str, seed: int, fold: int | None, data: dict[str, Tensor], args: Any, store: Store):
