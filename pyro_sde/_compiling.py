@@ -12,9 +12,7 @@ import torch
 
 __all__ = ["chunks", "compiled"]
 
-import os
-
-CHUNK = int(os.environ.get("CH", "10"))
+CHUNK = 10
 """How many steps are compiled as one: more take longer to compile and hardly less to run."""
 
 

@@ -13,7 +13,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, _compiling
-from pyro_sde.distributions import OrnsteinUhlenbeck, SDEPath
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
 from pyro_sde.guides import MLPControl
 from pyro_sde.infer.girsanov import ESTIMATORS
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift, SDEBlock
@@ -158,3 +158,12 @@ def test_refusals():
             integrate(lambda t, h, w: h, torch.ones(1), None, times, compile=True, **options)
         with pytest.raises(ValueError, match="compile=True needs memory"):
             SDEBlock(nn.Linear(2, 2), compile=True, **options)
+    prior = OrnsteinUhlenbeck(1.0, 0.0, 0.5, times, memory="recompute")
+    with pytest.raises(ValueError, match='compile=True needs memory="graph".*recompute'):
+        ControlledPath(prior, SMALL(1), compile=True)
+
+
+def test_a_control_that_is_not_compiled():
+    prior = OrnsteinUhlenbeck(1.0, 0.0, 0.5, torch.linspace(0, 1, 3))
+    with pytest.warns(RuntimeWarning, match="not an MLPControl"):
+        assert ControlledPath(prior, lambda t, z: -z, compile=True).sample().shape == (3, 1)

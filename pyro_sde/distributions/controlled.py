@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ class ControlledPath(PathDistribution):
         pair ``(u, log c)``.
     :param memory: ``"graph"`` or ``"recompute"``; by default the prior's.
     :param compile: Take the steps of a path in chunks that torch.compile compiles when they are
-        first met. It needs ``MLPControl``, or another control whose ``on_grid`` returns TanhSteps.
+        first met. It needs ``memory="graph"`` and ``MLPControl``, or another control whose
+        ``on_grid`` returns TanhSteps.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class ControlledPath(PathDistribution):
             memory=prior.memory if memory is None else memory,
             validate_args=validate_args,
         )
+        if compile and self.memory != "graph":
+            raise ValueError(f'compile=True needs memory="graph": found memory={self.memory!r}')
 
     def evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
         """u and log c (None without contraction) at ``t`` and ``z``."""
@@ -132,6 +136,12 @@ class ControlledPath(PathDistribution):
                 return simulate_at_once(affine, control, dt.sqrt(), z0, eps, self.compile)
             if self.compile:
                 return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
+        if self.compile and not isinstance(control, TanhSteps):
+            warnings.warn(
+                "compile=True has no effect on a path whose control is not an MLPControl",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if control is None:
             ts, (known, call) = t.unbind(0), self.stepwise(t)
             rows = [x.unbind(0) for x in known]
