@@ -159,7 +159,7 @@ def test_refusals():
         with pytest.raises(ValueError, match="compile=True needs memory"):
             SDEBlock(nn.Linear(2, 2), compile=True, **options)
     prior = OrnsteinUhlenbeck(1.0, 0.0, 0.5, times, memory="recompute")
-    with pytest.raises(ValueError, match='compile=True needs memory="graph".*recompute'):
+    with pytest.raises(ValueError, match=r'compile=True needs memory="graph".*recompute'):
         ControlledPath(prior, SMALL(1), compile=True)
 
 
