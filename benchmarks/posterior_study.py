@@ -77,10 +77,7 @@ def kl_by_depth(classifier: Bayesian, x: Tensor, y: Tensor, draws: int) -> dict[
                 first = 0.0
                 if not isinstance(p.path.initial, Tensor):
                     first = float(kl_divergence(q.path.initial, p.path.initial).sum())
-                kl = 0.5 * steps.w.square()
-                if steps.log_c is not None:
-                    kl = kl + 0.5 * ((2 * steps.log_c).exp() - 1) - steps.log_c
-                parts = [first, *kl.flatten(1).sum(-1).tolist()]
+                parts = [first, *steps.kl_of_steps().flatten(1).sum(-1).tolist()]
             old = total.get(name, [0.0] * len(parts))
             total[name] = [a + b / draws for a, b in zip(old, parts, strict=True)]
     return total

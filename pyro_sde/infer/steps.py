@@ -41,8 +41,12 @@ class Steps:
     of_states: tuple[Tensor, Tensor | None] | None = None
     """w and log c with a gradient by the states alone, where they are known: no taps then."""
 
+    def kl_of_steps(self) -> Tensor:
+        """Time first."""
+        return ratio.kl(self.w, self.log_c).sum(-1)
+
     def kl(self) -> Tensor:
-        return ratio.kl(self.w, self.log_c).sum((0, -1))
+        return self.kl_of_steps().sum(0)
 
     def martingale(self) -> Tensor:
         return ratio.martingale(self.w, self.log_c, self.eps).sum((0, -1))
@@ -101,18 +105,22 @@ class PushedSteps:
     of_states: Tensor
     """u with a gradient by the states alone."""
 
+    def kl_of_steps(self) -> Tensor:
+        """Time first."""
+        return _weighted(0.5 * self.root.square(), self.u.square())
+
     def kl(self) -> Tensor:
-        return self._total(0.5 * self.root.square(), self.u.square())
+        return self.kl_of_steps().sum(0)
 
     def martingale(self) -> Tensor:
-        return self._total(self.root, self.u * self.eps)
+        return _weighted(self.root, self.u * self.eps).sum(0)
 
     def stopped(self) -> Tensor:
-        return self.kl() + self._total(self.root.detach(), self.of_states * self.eps)
+        return self.kl() + _weighted(self.root.detach(), self.of_states * self.eps).sum(0)
 
-    @staticmethod
-    def _total(weight: Tensor, x: Tensor) -> Tensor:
-        return (weight * x.sum(-1, keepdim=True)).sum((0, -1))
+
+def _weighted(weight: Tensor, x: Tensor) -> Tensor:
+    return (weight * x.sum(-1, keepdim=True)).squeeze(-1)
 
 
 class LeanSteps:
