@@ -77,7 +77,8 @@ def kl_by_depth(classifier: Bayesian, x: Tensor, y: Tensor, draws: int) -> dict[
                 first = 0.0
                 if not isinstance(p.path.initial, Tensor):
                     first = float(kl_divergence(q.path.initial, p.path.initial).sum())
-                parts = [first, *steps.kl_of_steps().flatten(1).sum(-1).tolist()]
+                kl = steps.kl_of_steps()
+                parts = [first, *kl.reshape(len(kl), -1).sum(-1).tolist()]
             old = total.get(name, [0.0] * len(parts))
             total[name] = [a + b / draws for a, b in zip(old, parts, strict=True)]
     return total
