@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .at_once_vjp import Inputs, Vjp, add_product_, factors, halves
+from .at_once_inputs import Inputs, add_product_, factors, halves
+from .at_once_vjp import Vjp
 
 __all__ = ["run_at_once"]
 
-BLOCK = 2**18
-"""How many numbers of a layer the backward pass computes at once: a quarter of a million are
-many for one operation, and few enough for a cache."""
+BLOCK, PATH = 2**18, 2**22
+"""How many numbers of a hidden layer, and of a path, the backward pass computes at once. A quarter
+of a million are many for one operation, and few enough for a cache; a path goes through it once
+whatever the block, but tensors above 32 MB are returned to the system, page by page, when freed."""
 
 
 def run_at_once(
@@ -33,9 +35,9 @@ def run_at_once(
     return _AtOnce.apply(eps, keep, compile, *flat)
 
 
-def _blocks(n: int, unit: int) -> list[slice]:
-    """The steps in runs, each of so few that what it computes stays in the cache."""
-    size = max(1, BLOCK // unit)
+def _blocks(n: int, units: int, outputs: int) -> list[slice]:
+    """The steps in runs, from the numbers of a hidden layer and of the outputs in one step."""
+    size = max(1, min(BLOCK // units, PATH // outputs))
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
@@ -75,21 +77,21 @@ Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
 def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
     n, m, d = eps.shape
     states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.last))
-    out.copy_(p.last_bias)
     u, log_c = halves(out, d)
     states[0] = p.z0
-    if log_c is None:
-        torch.addcmul(p.shift, p.scale, eps, out=states[1:])
-    else:
-        states[1:], noise = p.shift, (p.scale * eps).unbind(0)
     z, outs = states.unbind(0), out.unbind(0)
     us = outs if log_c is None else u.unbind(0)
     decay, gain = factors(p.decay), factors(p.gain)
     weights = [w.t() for w in p.weights]
-    blocks = _blocks(n, m * max(len(w) for w in p.weights))
+    blocks = _blocks(n, m * max(len(w) for w in p.weights), m * len(p.last))
     hidden: list[list[Tensor]] = [[] for _ in weights]
     for at in blocks:
-        # The biases of many steps in one copy, which addmm would make for each.
+        # The biases of many steps in one copy, which addmm would make for each; so the noise.
+        out[at] = p.last_bias
+        if log_c is None:
+            torch.addcmul(p.shift[at], p.scale[at], eps[at], out=states[1:][at])
+        else:
+            states[1:][at], noise = p.shift[at], (p.scale[at] * eps[at]).unbind(0)
         rooms = [b[at].expand(-1, m, -1).clone(memory_format=CONTIGUOUS) for b in p.biases]
         if keep:
             for layer, room in zip(hidden, rooms, strict=True):
@@ -102,7 +104,7 @@ def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
             outs[i].addmm_(h, last_t)
             add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
             if log_c is not None:
-                z[i + 1].addcmul_(noise[i], log_c[i].exp())
+                z[i + 1].addcmul_(noise[i - at.start], log_c[i].exp())
     return blocks, states, out, hidden
 
 

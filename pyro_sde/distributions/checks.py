@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -90,7 +91,7 @@ def check_draw(path: PathDistribution, draw: AnyDraw) -> None:
         check_scale(path, scales)
     value = draw.value.detach()
     # A sum is finite only if all its terms are, and needs no mask as large as the path.
-    if bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all()):
+    if math.isfinite(value.sum()) or bool(torch.isfinite(value).all()):
         return
     finite = torch.isfinite(value).movedim(-2, 0).flatten(1).all(1)
     first = int((~finite).nonzero()[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .at_once import run_at_once
-from .at_once_vjp import Inputs
+from .at_once_inputs import Inputs
 from .util import broadcast_shapes
 
 __all__ = [

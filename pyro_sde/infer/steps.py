@@ -15,6 +15,7 @@ from ..distributions.lean import LeanDraw, LeanTerms, terms_of
 from ..distributions.ode import ODEPath
 from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
+from .sums import products, squares
 
 __all__ = ["Steps", "compare"]
 
@@ -107,20 +108,20 @@ class PushedSteps:
 
     def kl_of_steps(self) -> Tensor:
         """Time first."""
-        return _weighted(0.5 * self.root.square(), self.u.square())
+        return _weighted(0.5 * self.root.square(), squares(self.u))
 
     def kl(self) -> Tensor:
         return self.kl_of_steps().sum(0)
 
     def martingale(self) -> Tensor:
-        return _weighted(self.root, self.u * self.eps).sum(0)
+        return _weighted(self.root, products(self.u, self.eps)).sum(0)
 
     def stopped(self) -> Tensor:
-        return self.kl() + _weighted(self.root.detach(), self.of_states * self.eps).sum(0)
+        return self.kl() + _weighted(self.root.detach(), products(self.of_states, self.eps)).sum(0)
 
 
 def _weighted(weight: Tensor, x: Tensor) -> Tensor:
-    return (weight * x.sum(-1, keepdim=True)).squeeze(-1)
+    return (weight * x.unsqueeze(-1)).squeeze(-1)
 
 
 class LeanSteps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -234,7 +235,7 @@ class SDEBlock(PyroModule):
                 )
 
     def _check_finite(self, name: str, w: Tensor) -> None:
-        if bool(torch.isfinite(w.sum())):  # only if all terms are, and without a mask of them
+        if math.isfinite(w.sum()):  # only if all terms are, and without a mask of them
             return
         finite = torch.isfinite(w).all(-1).reshape(-1, w.shape[-2]).all(0)
         if not bool(finite.all()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,7 +139,7 @@ def integrate(
     else:
         h = _solve(field, h0, path, times, method, memory)
     inside_of_func = torch._C._functorch.peek_interpreter_stack() is not None
-    if not inside_of_func and not bool(torch.isfinite(h.detach().sum())):
+    if not inside_of_func and not math.isfinite(h.detach().sum()):
         _say_where(field, h0, path, times, method)
     return h
 
