@@ -56,6 +56,8 @@ class Skeleton(nn.Module):
                     self._initial.append(p.detach().clone())
                     self._fan_in.append(fan_in)
                 self.names[slots[id(p)]].append(f"{prefix}.{name}" if prefix else name)
+        # Not field.buffers(), which goes through all names in every pass.
+        self._all_modules = list(self.field.modules())
         self._places: list[list[tuple[nn.Module, str]]] = []
         for names, p in zip(self.names, self._initial, strict=True):
             places: list[tuple[nn.Module, str]] = []
@@ -109,7 +111,8 @@ class Skeleton(nn.Module):
 
     def buffer_state(self) -> list[tuple[Tensor, int]]:
         """The buffers of the field, and how often each has been written to."""
-        return [(b, b._version) for b in self.field.buffers()]
+        buffers = (b for m in self._all_modules for b in m._buffers.values() if b is not None)
+        return [(b, b._version) for b in buffers]
 
     def has_changed(self, before: list[tuple[Tensor, int]]) -> bool:
         """Whether a buffer was written to, or replaced, since :meth:`buffer_state`."""
