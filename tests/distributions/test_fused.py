@@ -10,6 +10,7 @@ from pyro_sde import MLPControl
 from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, at_once
 from pyro_sde.distributions.fused import FusedDraw
 from pyro_sde.distributions.path import Draw
+from pyro_sde.infer import sums
 from pyro_sde.infer.girsanov import path_divergence
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
@@ -107,13 +108,16 @@ def test_equals_its_steps(process, contraction, estimator, dim):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("hidden", [(4,), (3, 2, 4)])
-@pytest.mark.parametrize("block", [1, 30])
-def test_any_depth_and_any_block(estimator, hidden, block, monkeypatch):
+@pytest.mark.parametrize("block, path", [(1, 10**6), (30, 10**6), (10**6, 1), (10**6, 12)])
+@pytest.mark.parametrize("contraction", [False, True])
+def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, monkeypatch):
     monkeypatch.setattr(at_once, "BLOCK", block)
+    monkeypatch.setattr(at_once, "PATH", path)
+    monkeypatch.setattr(sums, "SMALL", path)
     for dim in (1, 2):
-        control = control_of(dim, hidden=hidden)
+        control = control_of(dim, hidden=hidden, contraction=contraction)
         parameters, prior = ou(dim)
-        check(prior, [*parameters, *control.parameters()], control, None, estimator, (3,))
+        check(prior, [*parameters, *control.parameters()], control, contraction, estimator, (3,))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
