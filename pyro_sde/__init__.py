@@ -1,6 +1,6 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, metrics, nn, solvers
+from . import diagnostics, distributions, guides, infer, metrics, nn, plotting, solvers
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
@@ -31,6 +31,7 @@ __all__ = [
     "metrics",
     "nn",
     "pad_series",
+    "plotting",
     "select",
     "series_grid",
     "solvers",
