@@ -5,6 +5,7 @@ from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
 from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, anneal_kl, girsanov, kl_weight
+from .interop import to_arviz
 from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
 
@@ -36,5 +37,6 @@ __all__ = [
     "series_grid",
     "solvers",
     "time_grid",
+    "to_arviz",
     "tolerance",
 ]

@@ -13,9 +13,9 @@ __all__ = ["check_levels", "draw_band", "draw_paths", "draw_points"]
 
 
 def draw_paths(ax: Any, t: np.ndarray, x: np.ndarray, color: Any, label: str | None) -> None:
-    alpha = max(0.25, min(0.9, 8 / max(len(x), 1)))
+    alpha = max(0.35, min(0.6, 8 / max(len(x), 1)))
     for i, row in enumerate(x):
-        ax.plot(t, row, color=color, lw=0.7, alpha=alpha, label=None if i else label)
+        ax.plot(t, row, color=color, lw=0.6, alpha=alpha, label=None if i else label)
 
 
 def draw_band(
@@ -31,7 +31,7 @@ def draw_band(
         # The quantiles of metrics.interval, so that a figure and a coverage speak of one band.
         low, high = np.quantile(x, [0.5 - level / 2, 0.5 + level / 2], axis=0, method="weibull")
         name = label and f"{label}, {100 * level:g} %"
-        ax.fill_between(t, low, high, color=color, alpha=0.2 + 0.12 * i, lw=0, label=name)
+        ax.fill_between(t, low, high, color=color, alpha=0.25 + 0.1 * i, lw=0, label=name)
     if median:
         name = label and f"{label}, median"
         ax.plot(t, np.median(x, axis=0), color=color, lw=1.5, label=name)
