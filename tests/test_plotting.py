@@ -1,5 +1,6 @@
 """What is drawn: every line, band and bar against the numbers it stands for."""
 
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from pyro_sde import Forecast, pad_series
-from pyro_sde.metrics import ece, interval, reliability_curve
+from pyro_sde.metrics import ReliabilityCurve, ece, interval, reliability_curve
 from pyro_sde.plotting import (
     plot_band,
     plot_forecast,
@@ -177,7 +178,7 @@ def test_reliability_bars_are_the_curve():
         assert gap[i].get_y() + gap[i].get_height() == pytest.approx(float(sure))
         share = count[i].get_height() / STRIP[1]
         assert share == pytest.approx(float(curve.count[i] / curve.count.max()))
-    assert f"gap to confidence (ECE {ece(probs, labels, 10):.3f})" in entries(ax)
+    assert f"gap (ECE {ece(probs, labels, 10):.3f})" in entries(ax)
     again = plot_reliability(probs, labels, bins=10)
     assert [bar.get_height() for bar in again.containers[0]] == [b.get_height() for b in accuracy]
 
@@ -219,10 +220,18 @@ def test_training_curves_smoothed_and_partial():
     np.testing.assert_allclose(lines(ax)["KL"], [[2.0], [3.0]])
 
 
+def test_an_elbo_that_does_not_tell_its_parts():
+    unknown = [math.nan, math.nan]
+    history = {"step": [1, 2], "elbo": [-2.0, -1.0], "kl": unknown, "log_likelihood": unknown}
+    assert entries(plot_training(history)) == ["ELBO"]
+    with pytest.raises(ValueError, match="a step for every kl"):
+        plot_kl(history)
+
+
 def test_the_first_steps_do_not_hide_the_rest():
     n = 100
     elbo = np.r_[-1e6, np.linspace(-50.0, -10.0, n - 1)]
-    ax = plot_training({"step": range(n), "elbo": elbo})
+    ax = plot_training({"step": list(range(n)), "elbo": elbo.tolist()})
     bottom, top = ax.get_ylim()
     assert -60 < bottom < -40 and -10 < top < 0
     assert plot_training({"step": [1], "elbo": [3.0]}).get_ylim()[0] < 3.0  # one step, no range
@@ -263,6 +272,10 @@ def test_legends_cover_no_curve():
         (
             lambda: plot_reliability(reliability_curve(torch.eye(2), torch.tensor([0, 1])), TIMES),
             r"labels go with probabilities",
+        ),
+        (
+            lambda: plot_reliability(ReliabilityCurve(TIMES, TIMES, torch.zeros(T))),
+            r"curve has no prediction in any bin",
         ),
         (lambda: plot_training({"step": [], "elbo": []}), r"found 0 steps and 0 ELBOs"),
         (lambda: plot_kl({"step": [1], "elbo": [1.0]}), r"found 1 steps and 0 KLs"),

@@ -108,7 +108,7 @@ def figure(
         strict=False,
     ):  # fmt: skip
         right.hist(
-            metrics.predictive_entropy(q), bins=40, range=(0, 2.3), density=True, alpha=0.6,
+            metrics.predictive_entropy(q), bins=40, range=(0, 2.31), density=True, alpha=0.6,
             label=kind, color=colour,
         )  # fmt: skip
     right.set(

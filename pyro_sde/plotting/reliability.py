@@ -38,7 +38,7 @@ def plot_reliability(
         >>> [float(bar.get_height()) for bar in ax.containers[0]]  # the first bin is empty
         [0.0, 0.5]
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['perfect', 'accuracy', 'gap to confidence (ECE 0.250)', 'count (of 2)']
+        ['perfect', 'accuracy', 'gap (ECE 0.250)', 'count (of 2)']
         >>> plt.close(ax.figure)
 
     :param curve: What :func:`~pyro_sde.metrics.reliability_curve` returned; or probabilities of
@@ -67,7 +67,7 @@ def plot_reliability(
     ax.plot([0, 1], [0, 1], "--", color=INK, lw=0.9, zorder=3, label="perfect")
     ax.bar(middle, accuracy, 0.94 * width, color=color, alpha=0.75, lw=0, label="accuracy")
     gap = {"color": ACCENT, "alpha": 0.3, "lw": 0}
-    name = f"gap to confidence (ECE {error:.3f})"
+    name = f"gap (ECE {error:.3f})"
     ax.bar(middle, confidence - accuracy, 0.94 * width, accuracy, label=name, **gap)
     foot, height = STRIP
     strip = {"color": MUTED, "lw": 0, "label": f"count (of {n:.0f})"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -115,8 +115,10 @@ def _get(history: Any, name: str) -> Any:
 
 
 def _part(history: Any, name: str) -> np.ndarray:
-    values: Sequence = _get(history, name)
-    return np.asarray([] if values is None else values, float)
+    """As an array; what is not known at any step, NaN or None, is empty."""
+    found = _get(history, name)
+    values = np.asarray([] if found is None else found, float)
+    return values if np.isfinite(values).any() else values[:0]
 
 
 def _check_smooth(smooth: int) -> None:
