@@ -61,6 +61,14 @@ def test_values_and_coordinates(parallel):
     np.testing.assert_array_equal(data.observed_data["y"].sel(obs=1.4), -0.5)
 
 
+def test_the_data_are_no_prediction():
+    found = Predictive(AutoSDE(model).setup(Y), num_samples=5)(Y)
+    assert (found["y"] == Y).all()
+    data = to_arviz(model, (Y,), found)
+    assert data.groups() == ["posterior", "observed_data"]
+    assert set(data.posterior.data_vars) == {"scale", "z", "last"}
+
+
 def test_prior_and_log_likelihood():
     found, before = draws(True), Predictive(model, num_samples=11, parallel=True)()
     state = torch.get_rng_state()

@@ -33,8 +33,8 @@ def to_arviz(
     ``z_state``. Where each series has a grid of its own, the dimension is ``z_step``, and
     ``z_time`` a coordinate of two dimensions. Plates give their names to the dimensions that they
     make. What is drawn at an observed site is a predictive sample, what else is drawn a sample of
-    the posterior or the prior; what the model does not have is left out. Data are NaN where they
-    are masked.
+    the posterior or the prior; what the model does not have is left out, and so are draws that
+    are the data themselves. Data are NaN where they are masked.
 
     Needs ``pip install pyro-sde[arviz]``.
 
@@ -87,7 +87,7 @@ def to_arviz(
     if posterior_predictive is not None:
         chains = next(iter(draws.values())).shape[:2]
         more = by_chain(posterior_predictive, sites, "posterior_predictive", 1, chains)
-        groups["posterior_predictive"] = {k: v for k, v in more.items() if sites[k].is_observed}
+        groups |= {"posterior_predictive": _split(more, sites, "latents", "seen")["seen"]}
     if log_likelihood:
         groups["log_likelihood"] = _log_likelihood(model, args, kwargs, latents, sites)
     if prior is not None:
@@ -108,7 +108,11 @@ def _split(
 ) -> dict[str, dict[str, Tensor]]:
     groups: dict[str, dict[str, Tensor]] = {latent: {}, predictive: {}}
     for k, v in draws.items():
-        groups[predictive if sites[k].is_observed else latent][k] = v
+        site = sites[k]
+        # Predictive(guide) gives back the data themselves as draws of what was observed.
+        if site.is_observed and bool(((v == site.value) | site.value.isnan()).all()):
+            continue
+        groups[predictive if site.is_observed else latent][k] = v
     return groups
 
 

@@ -114,7 +114,8 @@ def by_chain(
     for k, v in samples.items():
         if k not in sites:
             continue
-        v, shape = torch.as_tensor(v).detach(), tuple(sites[k].value.shape)
+        v = torch.as_tensor(v, device=sites[k].value.device).detach()
+        shape = tuple(sites[k].value.shape)
         lead = chains or (tuple(v.shape[:sample_dims]) if sample_dims == 2 else (1, len(v)))
         rest = tuple(v.shape[sample_dims:])
         padding = len(rest) - len(shape)
