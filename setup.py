@@ -8,9 +8,11 @@ version = re.search(r'__version__ = "(.+?)"', (here / "pyro_sde/__init__.py").re
 assert version is not None
 
 plot = ["matplotlib>=3.7"]
+arviz = ["arviz>=0.17,<1"]  # from 1 on it has no InferenceData
 metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
-test = ["pytest>=7.4", "tqdm>=4.60", "pandas>=2.0", *plot, *metrics, *vision]
+test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.80", "tqdm>=4.60", "pandas>=2.0"]
+test += [*plot, *arviz, *metrics, *vision]
 
 setup(
     name="pyro-sde",
@@ -25,6 +27,7 @@ setup(
     install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6", "numpy"],
     extras_require={
         "plot": plot,
+        "arviz": arviz,
         "metrics": metrics,
         "vision": vision,
         "test": test,

@@ -21,6 +21,7 @@ from torch import Tensor
 from pyro_sde import AutoSDE, TraceSDE_ELBO, fill_missing, forecast
 from pyro_sde.distributions import SDEPath
 from pyro_sde.metrics import coverage, crps, interval
+from pyro_sde.plotting import plot_band
 
 START, WEEK = 1958.0, 7 / 365.25
 STEP = 0.25  # of the latent path, in years
@@ -112,24 +113,22 @@ def main(args: argparse.Namespace) -> dict[str, float]:
 def figure(
     args: argparse.Namespace, t: Tensor, y: Tensor, first: int, draws: dict, path: Tensor
 ) -> None:
-    fig, (top, low) = plt.subplots(2, 1, figsize=(9, 6))
-    for (name, x), color in zip(draws.items(), (POSTERIOR, "0.6"), strict=True):
-        lower, upper = interval(x, 0.9)
-        top.fill_between(t[first:], lower, upper, color=color, alpha=0.3, label=f"{name}, 90 %")
+    fig, (top, low) = plt.subplots(2, 1, figsize=(9, 6), layout="constrained")
     shown = slice(first - 260, first)
     top.plot(t[shown], y[shown], ".", ms=2, color=INK, label="known")
-    top.plot(t[first:], y[first:], ".", ms=3, color=EXACT, label="held out")
-    top.set_ylabel("CO2, ppm")
-    top.legend(frameon=False, fontsize=8, ncol=4, loc="upper left")
+    top.plot(t[first:], y[first:], ".", ms=3, color=EXACT, label="held out", zorder=3)
+    for (name, x), color in zip(draws.items(), (POSTERIOR, "#d9822b"), strict=True):
+        plot_band(t[first:], x, [0.9], median=False, color=color, label=name, ax=top)
+    top.set(xlabel="", ylabel="CO2, ppm")
     grid, growth = START + STEP * torch.arange(path.shape[1]), GROWTH + path[..., 1]
     low.fill_between(grid, growth[0], growth[2], color=POSTERIOR, alpha=0.3, label="90 %")
     low.plot(grid, growth[1], color=POSTERIOR, label="rate of growth, posterior median")
-    low.plot(t[y.isnan()], torch.full_like(y[y.isnan()], growth.min()), "|", color=EXACT)
-    low.set(xlabel="year", ylabel="ppm a year", title="red marks: weeks without a measurement")
-    low.legend(frameon=False, fontsize=8, loc="upper left")
-    for ax in (top, low):
-        ax.spines[["top", "right"]].set_visible(False)
-    fig.tight_layout()
+    blank = t[y.isnan()]
+    marks = {"color": EXACT, "label": "weeks without a measurement"}
+    low.plot(blank, torch.full_like(blank, growth.min()), "|", **marks)
+    low.set(xlabel="year", ylabel="ppm a year")
+    low.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    low.spines[["top", "right"]].set_visible(False)
     save(fig, args, "co2.png")
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, time_grid
 from pyro_sde.distributions import BrownianMotion, PoissonProcess
+from pyro_sde.plotting import plot_band
 
 START, END = 1851, 1963
 PERIODS = {"1851 to 1879": (1851, 1880), "1880 to 1899": (1880, 1900), "from 1900": (1900, 1963)}
@@ -107,20 +108,16 @@ def figure(
     laws: list[tuple[str, Tensor, str]],
 ) -> None:
     fig, (ax, right) = plt.subplots(
-        1, 2, figsize=(11, 4), gridspec_kw={"width_ratios": [2.4, 1], "wspace": 0.22}
+        1, 2, figsize=(11, 4), layout="constrained", gridspec_kw={"width_ratios": [2.4, 1]}
     )
-    low, middle, high = torch.quantile(rates, LEVELS, dim=0)
-    years = START + grid
     counts = torch.histc(events, (END - START) // 4, 0, END - START) / 4
     edges = torch.arange(START, END + 1, 4)
     ax.stairs(counts.numpy(), edges, fill=True, color="0.9", label="counts of 4 years, a year")
-    ax.fill_between(years, low, high, color=POSTERIOR, alpha=0.25, label="posterior rate, 90 %")
-    ax.plot(years, middle, color=POSTERIOR, lw=1.6, label="median")
     rug = torch.full_like(events, -0.15)
     ax.plot(START + events, rug, "|", color=INK, ms=7, mew=0.6, label="disasters")
+    plot_band(START + grid, rates, [0.9], label="rate", ax=ax)
     ax.set(xlabel="year", ylabel="disasters a year", xlim=(START, END))
-    ax.set_title("191 coal mining disasters as a Poisson process", fontsize=11)
-    ax.legend(frameon=False, fontsize=8)
+    ax.set_title("191 coal mining disasters as a Poisson process", fontsize=11, pad=22)
     share = torch.arange(1, len(events) + 1) / len(events)
     right.plot([0, 1], [0, 1], color=EXACT, lw=1, label="uniform")
     for name, u, colour in laws:
@@ -128,8 +125,7 @@ def figure(
     right.set(xlabel="rescaled time", ylabel="share of the events", xlim=(0, 1), ylim=(0, 1))
     right.set_title("rescaled times", fontsize=11)
     right.legend(frameon=False, fontsize=8)
-    for panel in (ax, right):
-        panel.spines[["top", "right"]].set_visible(False)
+    right.spines[["top", "right"]].set_visible(False)
     save(fig, args, "coal_mining.png")
 
 

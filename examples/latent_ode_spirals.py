@@ -127,13 +127,13 @@ def figure(args: argparse.Namespace, shown: dict) -> None:
             law = shown["laws"][name].mean[:, i]
             ax.plot(*shown["truth"][i].T, color=INK, lw=0.8, label="truth")
             ax.plot(*shown["seen"][i].T, "o", color=INK, ms=2.5, label="observed")
-            for draw in law[:10]:
-                ax.plot(*draw[-POINTS:].T, color=color, lw=0.5, alpha=0.4)
+            ax.plot(*law[:10, -POINTS:].permute(2, 1, 0), color=color, lw=0.5, alpha=0.4)
             if name != "RNN":
                 ax.plot(*law.mean(0)[:POINTS].T, "--", color=color, lw=1.4, label="posterior mean")
-            ax.plot(*law.mean(0)[-POINTS:].T, color=color, lw=1.8, label=f"{name}, future")
+            ax.plot(*law.mean(0)[-POINTS:].T, color=color, lw=1.8, label="prediction")
             ax.set_aspect("equal", "datalim")
-        row[0].legend(frameon=False, fontsize=7)
+        row[0].set_ylabel(name)
+    fig.legend(*axes[-1, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     save(fig, args, "latent_ode_spirals.png")
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import pyro
 import pyro.distributions as dist
 import torch
-from common import EXACT, INK, POSTERIOR, exact_filter, parser, plt, quantiles, save, train
+from common import EXACT, exact_filter, parser, plt, quantiles, save, train
 from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, select, time_grid
 from pyro_sde.distributions import OrnsteinUhlenbeck
+from pyro_sde.plotting import plot_band, plot_paths
 
 RATE, SCALE, END = 1.0, 1.2, 3.0
 LEVELS = [0.05, 0.5, 0.95]
@@ -88,20 +89,16 @@ def figure(
     args: argparse.Namespace, grid: Tensor, paths: Tensor, t_obs: Tensor, y: Tensor, exact: Tensor
 ) -> None:
     likelihood, _, label = LIKELIHOODS[args.likelihood]
+    heights = {"height_ratios": [2, 1]}
     fig, (top, low) = plt.subplots(
-        2, 1, figsize=(8, 5.6), sharex=True, gridspec_kw={"height_ratios": [2, 1]}
+        2, 1, figsize=(8, 6), sharex=True, layout="constrained", gridspec_kw=heights
     )
-    band = torch.quantile(paths, torch.tensor(LEVELS), dim=0)
-    top.fill_between(grid, band[0], band[2], color=POSTERIOR, alpha=0.2, label="posterior, 90 %")
-    for row in paths[:8]:
-        top.plot(grid, row, color=POSTERIOR, lw=0.5, alpha=0.6)
-    top.plot(grid, band[1], color=POSTERIOR, lw=1.6, label="posterior median")
     errors = torch.stack([exact[1] - exact[0], exact[2] - exact[1]])
-    top.errorbar(t_obs, exact[1], errors, fmt="o", ms=3, lw=1, color=EXACT, label="exact, 90 %")
-    top.margins(y=0.12)
-    top.set_ylabel("latent state z")
-    top.legend(frameon=False, ncol=3, fontsize=8, loc="upper left")
-    top.set_title(f"Latent SDE, {args.likelihood} likelihood", fontsize=11)
+    exactly = {"fmt": "o", "ms": 3, "lw": 1, "color": EXACT, "label": "exact, 90 %", "zorder": 3}
+    top.errorbar(t_obs, exact[1], errors, **exactly)
+    plot_paths(grid, paths, max_paths=8, label=None, ax=top)
+    plot_band(grid, paths, [0.9], ax=top).set(xlabel="", ylabel="latent state z")
+    fig.suptitle(f"Latent SDE, {args.likelihood} likelihood", fontsize=11)
     if label == "probability":
         shades = ["#8e6c8a", "#d9a441", "#3a7d44"]
         probs = likelihood(paths).probs.mean(0)
@@ -110,18 +107,12 @@ def figure(
             seen = t_obs[y == k]
             low.plot(seen, torch.full_like(seen, 1.06), "|", color=shade, ms=9, mew=2)
         low.set_ylim(0, 1.12)
-        low.legend(frameon=False, ncol=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.9))
+        low.legend(frameon=False, ncol=3, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     else:
         shown = likelihood(paths).mean if label == "rate" else paths
-        band = torch.quantile(shown, torch.tensor(LEVELS), dim=0)
-        low.fill_between(grid, band[0], band[2], color=POSTERIOR, alpha=0.2)
-        low.plot(grid, band[1], color=POSTERIOR, lw=1.2)
-        low.plot(t_obs, y, "x", color=INK, ms=5, label="observed")
-        low.legend(frameon=False, fontsize=8, loc="upper left")
-    low.set_ylabel(label)
-    low.set_xlabel("time")
-    for ax in (top, low):
-        ax.spines[["top", "right"]].set_visible(False)
+        plot_band(grid, shown, [0.9], data=(t_obs, y), label=label, ax=low)
+    low.set(xlabel="time", ylabel=label)
+    low.spines[["top", "right"]].set_visible(False)
     save(fig, args, f"latent_sde_{args.likelihood}.png")
 
 

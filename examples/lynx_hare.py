@@ -19,7 +19,7 @@ from pathlib import Path
 import pyro
 import pyro.distributions as dist
 import torch
-from common import EXACT, INK, POSTERIOR, parser, plt, save, train
+from common import EXACT, POSTERIOR, parser, plt, save, train
 from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_median
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch import Tensor
 from pyro_sde import AutoSDE, TraceSDE_ELBO, select, time_grid
 from pyro_sde.distributions import SDEPath
 from pyro_sde.metrics import coverage
+from pyro_sde.plotting import plot_band
 
 # Thousands of hares and lynx in one unit of the model: makes all rates of the order of one a year.
 UNITS = torch.tensor([30.0, 20.0])
@@ -118,18 +119,14 @@ def figure(args: argparse.Namespace, grid: Tensor, draws: dict[str, Tensor], pas
     ahead = slice(len(years) - args.holdout - 1, None)
     for k, name in enumerate(["hares", "lynx"]):
         ax = fig.add_subplot(cells[k, :2])
-        low, _, high = torch.quantile(draws["pelts"][..., k], LEVELS, dim=0)
-        ax.fill_between(years, low, high, color=POSTERIOR, alpha=0.15, label="counts, 90 %")
-        low, middle, high = torch.quantile(UNITS[k] * draws["z"][..., k].exp(), LEVELS, dim=0)
-        ax.fill_between(grid, low, high, color=POSTERIOR, alpha=0.35, label="population, 90 %")
-        ax.plot(grid, middle, color=POSTERIOR, lw=1.2)
         band = torch.quantile(past[:, ahead, k], LEVELS[[0, 2]], dim=0).T
         ax.plot(years[ahead], band, "--", color=EXACT, lw=1, label=["forecast, 90 %", None])
-        ax.plot(years, pelts[:, k], "o", color=INK, ms=3.5, label="pelts")
-        ax.set(ylabel=f"thousand {name}", xticks=range(1900, 1921, 5))
-        ax.spines[["top", "right"]].set_visible(False)
-    fig.axes[0].set_title("Lotka-Volterra SDE, Hudson Bay pelts", fontsize=11)
-    fig.axes[0].legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.42, 1))
+        counts = {"dim": k, "median": False, "color": "0.5", "label": "counts"}
+        plot_band(years, draws["pelts"], [0.9], data=(years, pelts), **counts, ax=ax)
+        plot_band(grid, UNITS * draws["z"].exp(), [0.9], dim=k, label="population", ax=ax)
+        ax.set(xlabel="", ylabel=f"thousand {name}", xticks=range(1900, 1921, 5))
+    fig.axes[0].set_title("Lotka-Volterra SDE, Hudson Bay pelts", fontsize=11, pad=34)
+    fig.axes[1].get_legend().remove()
     for k, (name, published) in enumerate(ODE.items()):
         ax = fig.add_subplot(cells[k // 2, 2 + k % 2])
         ax.hist(draws[name], bins=50, density=True, color=POSTERIOR, alpha=0.5)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, time_grid
 from pyro_sde.distributions import OrnsteinUhlenbeck
+from pyro_sde.plotting import plot_paths
 
 END, RATE, SCALE = 3.0, 0.1, math.sqrt(2)
 Y = torch.tensor([5.0, -5.0])
@@ -70,18 +71,16 @@ def main(args: argparse.Namespace) -> float:
     print(f"total variation at T: {tv:.4f}")
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    for row in paths[:150]:
-        left.plot(grid, row, lw=0.4, alpha=0.5, color=POSTERIOR)
+    plot_paths(grid, paths, max_paths=150, label=None, ax=left)
     left.plot([END, END], Y, "o", ms=5, color=EXACT)
-    left.set(xlabel="time", ylabel="z", title="posterior paths, observations at T")
+    left.set(ylabel="z", title="posterior paths, observations at T")
     bins = {"bins": 120, "range": (-15, 15), "density": True}
     right.hist(paths[:, -1], color=POSTERIOR, alpha=0.4, label="learned, T", **bins)
     right.hist(paths[:, 0], color="0.5", histtype="step", label="learned, t = 0", **bins)
     right.plot(fine, density, color=EXACT, label="exact, T")
     right.set(xlabel="z", xlim=(-12, 12), title=f"marginals; total variation at T {tv:.3f}")
     right.legend(frameon=False, fontsize=8)
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
+    right.spines[["top", "right"]].set_visible(False)
     save(fig, args, "multimodal.png")
     return tv
 

@@ -15,7 +15,7 @@ import argparse
 import pyro
 import pyro.distributions as dist
 import torch
-from common import EXACT, INK, POSTERIOR, parser, plt, save, train
+from common import EXACT, parser, plt, save, train
 from pyro.distributions import constraints
 from pyro.infer import Predictive
 from pyro.nn import PyroModule, PyroParam
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
+from pyro_sde.plotting import plot_band, plot_paths
 
 LEFT, RIGHT, NOISE = (-4.0, -1.2), (1.6, 4.0), 0.15  # where the data are, and how noisy
-LEVELS = torch.tensor([0.025, 0.25, 0.75, 0.975])
+LEVELS = torch.tensor([0.025, 0.975])
 
 
 class Field(nn.Module):
@@ -92,7 +93,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     seen, gap = inside(grid, LEFT) | inside(grid, RIGHT), inside(grid, (LEFT[1], RIGHT[0]))
     spread = posterior.std(0)
     error = posterior.mean(0) - truth(grid)
-    low, high = torch.quantile(posterior, LEVELS[[0, -1]], dim=0)
+    low, high = torch.quantile(posterior, LEVELS, dim=0)
     covered = ((low < truth(grid)) & (truth(grid) < high)).float()
     result = {
         "ratio": (spread[gap].mean() / spread[seen].mean()).item(),
@@ -106,29 +107,23 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     )
     print(f"uncertainty in the gap over that at the data: {result['ratio']:.2f}")
 
-    fig, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True, sharey=True)
+    fig, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True, sharey=True, layout="constrained")
     panel(axes[0], grid, prior, x, y, "prior, before training")
     panel(axes[1], grid, posterior, x, y, "posterior")
     axes[0].set(ylabel="f(x)", xlim=(-5, 5), ylim=(-3.2, 3.2))
-    axes[1].legend(frameon=False, fontsize=8, loc="lower left")
-    fig.tight_layout()
+    axes[1].set_ylabel("")
     save(fig, args, "sdebnn_regression.png")
     return result
 
 
 def panel(ax: plt.Axes, grid: Tensor, draws: Tensor, x: Tensor, y: Tensor, title: str) -> None:
-    band = torch.quantile(draws, LEVELS, dim=0)
     ax.axvspan(LEFT[1], RIGHT[0], color="0.95", lw=0)
     ax.text((LEFT[1] + RIGHT[0]) / 2, -3, "no data", ha="center", fontsize=8, color="0.4")
-    ax.fill_between(grid, band[0], band[3], color=POSTERIOR, alpha=0.18, lw=0, label="95 %")
-    ax.fill_between(grid, band[1], band[2], color=POSTERIOR, alpha=0.3, lw=0, label="50 %")
-    for i, row in enumerate(draws[:8]):
-        label = "functions drawn" if i == 0 else None
-        ax.plot(grid, row, color=POSTERIOR, lw=0.8, alpha=0.9, label=label)
-    ax.plot(grid, truth(grid), "--", color=EXACT, lw=1.4, label="truth")
-    ax.plot(x, y, "o", ms=2.5, mew=0, color=INK, alpha=0.6, label="data")
-    ax.set(xlabel="x", title=title)
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.plot(grid, truth(grid), "--", color=EXACT, lw=1.4, label="truth", zorder=3)
+    plot_paths(grid, draws, max_paths=8, label="functions drawn", ax=ax)
+    plot_band(grid, draws, (0.5, 0.95), median=False, label="f", data=(x, y), ax=ax)
+    ax.set_xlabel("x")
+    ax.set_title(title, pad=34)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

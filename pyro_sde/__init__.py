@@ -1,10 +1,11 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, metrics, nn, solvers
+from . import diagnostics, distributions, guides, infer, metrics, nn, plotting, solvers
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
 from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, anneal_kl, girsanov, kl_weight
+from .interop import to_arviz
 from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
 
@@ -31,9 +32,11 @@ __all__ = [
     "metrics",
     "nn",
     "pad_series",
+    "plotting",
     "select",
     "series_grid",
     "solvers",
     "time_grid",
+    "to_arviz",
     "tolerance",
 ]

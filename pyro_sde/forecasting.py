@@ -24,10 +24,24 @@ __all__ = ["Forecast", "forecast"]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Samples of what is observed at ``times``, the samples first."""
+    """Samples of what is observed at ``times``, the samples first.
+
+    Example::
+
+        >>> import torch
+        >>> samples = torch.linspace(-2.0, 2.0, 41).unsqueeze(-1) * torch.tensor([1.0, 2.0])
+        >>> ahead = Forecast(times=torch.tensor([1.0, 2.0]), samples=samples, paths={})
+        >>> ahead.quantile(0.75)
+        tensor([1., 2.])
+        >>> lower, upper = ahead.interval(0.9)
+        >>> bool((lower < ahead.mean).all() and (ahead.mean < upper).all())
+        True
+    """
 
     times: Tensor
+    """When, of shape ``(m,)`` or ``(series, m)``."""
     samples: Tensor
+    """What is observed then, of the shape that the model gives it, the samples first."""
     paths: dict[str, Tensor]
     """The latent paths, by site, at the same times; of those whose grid contains them."""
 
@@ -68,14 +82,20 @@ def forecast(
 
     Example::
 
-        def model(times, values=None):
-            grid = time_grid(0.0, float(times.max()), dt=0.1, include=times)
-            z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid))
-            mean = select(z, grid, times)[..., 0]
-            pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=values)
-
-        predicted = forecast(model, guide, (times, values), torch.linspace(3.0, 5.0, 21))
-        lower, upper = predicted.interval(0.9)
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro_sde import AutoSDE, forecast, select, time_grid
+        >>> from pyro_sde.distributions import OrnsteinUhlenbeck
+        >>> def model(times, values=None):
+        ...     grid = time_grid(0.0, float(times.max()), dt=0.5, include=times)
+        ...     z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid))
+        ...     mean = select(z, grid, times)[..., 0]
+        ...     pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=values)
+        >>> known = torch.tensor([0.5, 1.0]), torch.tensor([0.2, 0.4])
+        >>> guide = AutoSDE(model)  # to be trained on what is known
+        >>> ahead = forecast(model, guide, known, torch.linspace(2.0, 4.0, 5), num_samples=50)
+        >>> ahead.samples.shape, ahead.paths["z"].shape
+        (torch.Size([50, 5]), torch.Size([50, 5, 1]))
+        >>> lower, upper = ahead.interval(0.9)
 
     :param model: The model that the guide was made for.
     :param guide: A trained :class:`AutoSDE`, with an encoder or without. With an encoder the

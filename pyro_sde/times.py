@@ -11,7 +11,16 @@ __all__ = ["contains", "merged_grid", "select", "time_grid", "tolerance_of"]
 
 
 def tolerance_of(times: Tensor) -> float:
-    """Times closer than this are one: a millionth of the span, or 8 units of rounding."""
+    """Times closer than this are one: a millionth of the span, or 8 units of rounding.
+
+    Example::
+
+        >>> import torch
+        >>> f"{tolerance_of(torch.tensor([0.0, 1.0, 5.0], dtype=torch.float64)):.0e}"
+        '5e-06'
+
+    :param times: Times of any shape.
+    """
     span = float(times.max() - times.min())
     return max(1e-6 * span, 8 * torch.finfo(times.dtype).eps * float(times.abs().max()))
 
@@ -62,6 +71,14 @@ def time_grid(
 def merged_grid(grid: Tensor, wanted: Tensor, tol: float) -> Tensor:
     """Rows that hold ``wanted`` and what of ``grid`` is not within ``tol`` of it, then infinities.
 
+    Example::
+
+        >>> import torch
+        >>> wanted = torch.tensor([[0.5, 0.51], [0.2, 0.7]])
+        >>> merged_grid(torch.tensor([0.0, 0.5, 1.0]), wanted, tol=0.05)
+        tensor([[0.0000, 0.5000, 1.0000,    inf,    inf],
+                [0.0000, 0.2000, 0.5000, 0.7000, 1.0000]])
+
     :param grid: An increasing grid of shape ``(T,)``, finite.
     :param wanted: Times of shape ``(..., n)`` in any order; infinite ones are left out.
     :param tol: How close two times must be to be one.
@@ -91,6 +108,13 @@ def _merge(times: Tensor, tol: float) -> Tensor:
 
 def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = None) -> Tensor:
     """The states of ``path`` at the times ``at``, all of which must be on the grid ``times``.
+
+    Example::
+
+        >>> import torch
+        >>> path = torch.tensor([[0.0], [1.0], [4.0]])
+        >>> select(path, torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.0, 0.0])).flatten()
+        tensor([4., 0.])
 
     :param path: Values of shape ``(..., T, D)``.
     :param times: The grid of the path, of shape ``(T,)`` or ``(..., T)``.
@@ -128,7 +152,18 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
 
 
 def contains(times: Tensor, at: Tensor) -> bool:
-    """Whether all of the times ``at`` are on the grid ``times``, as :func:`select` needs."""
+    """Whether all of the times ``at`` are on the grid ``times``, as :func:`select` needs.
+
+    Example::
+
+        >>> import torch
+        >>> grid = torch.tensor([0.0, 0.5, 1.0])
+        >>> contains(grid, torch.tensor([0.5])), contains(grid, torch.tensor([0.5, 0.7]))
+        (True, False)
+
+    :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
+    :param at: Times of shape ``(n,)`` or ``(..., n)``.
+    """
     return not bool(_nearest(times, at)[1].any())
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_sde import metrics
+from pyro_sde.plotting import plot_reliability
 
 from . import EXACT, INK, POSTERIOR, plt, save
 from .classify import predict
@@ -94,26 +95,20 @@ def figure(
     args: argparse.Namespace,
 ) -> None:
     """The learning curve, the reliability diagram and the entropies of the predictions."""
-    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
     epochs = [h["epoch"] for h in history]
     left.plot(epochs, [100 * (1 - h["accuracy"]) for h in history], ".-", color=POSTERIOR)
     left.axhline(100 * (1 - scores["accuracy"]), color=INK, lw=0.8, ls="--")
     left.set(xlabel="epoch", ylabel="error, %", yscale="log", title="validation (line: test)")
     left.yaxis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")
-    curve = metrics.reliability_curve(p, labels)
-    full = curve.count > 0
-    middle.plot([0, 1], [0, 1], color=INK, lw=0.8, ls="--")
-    middle.plot(curve.confidence[full], curve.accuracy[full], "o-", color=POSTERIOR, ms=4)
-    middle.set(
-        xlabel="confidence", ylabel="accuracy", title=f"reliability, ECE {scores['ece']:.4f}"
-    )
+    plot_reliability(p, labels, ax=middle)
     for kind, q, colour in zip(
         ["test images", *strangers], [p, *strangers.values()], [POSTERIOR, EXACT, "#edae49"],
         strict=False,
     ):  # fmt: skip
         right.hist(
-            metrics.predictive_entropy(q), bins=40, range=(0, 2.3), density=True, alpha=0.6,
+            metrics.predictive_entropy(q), bins=40, range=(0, 2.31), density=True, alpha=0.6,
             label=kind, color=colour,
         )  # fmt: skip
     right.set(

@@ -22,6 +22,15 @@ class BrownianMotion(PathDistribution):
 
     Parameters broadcast to ``batch_shape + (D,)``; scalars mean any D.
 
+    Example::
+
+        >>> import torch
+        >>> path = BrownianMotion(0.5, torch.tensor([0.0, 1.0, 4.0]), torch.zeros(2), drift=0.1)
+        >>> path.sample((7,)).shape
+        torch.Size([7, 3, 2])
+        >>> path.mean[:, 0], path.stddev[:, 0]
+        (tensor([0.0000, 0.1000, 0.4000]), tensor([0.0000, 0.5000, 1.0000]))
+
     :param scale: The diffusion, positive.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A Tensor or a Distribution over R^D.

@@ -29,6 +29,16 @@ class ControlledPath(PathDistribution):
     posterior share the noise by construction, so the KL between them is finite. With
     ``contraction`` the noise of a step shrinks too, :math:`\mathrm{scale}_q = \mathrm{scale}\,c`.
 
+    Example::
+
+        >>> import torch
+        >>> from pyro_sde.distributions import BrownianMotion
+        >>> prior = BrownianMotion(0.5, torch.linspace(0.0, 1.0, 11), 0.0)
+        >>> pushed = ControlledPath(prior, lambda t, z: torch.full_like(z, 4.0))  # drift 0.5 * 4
+        >>> torch.manual_seed(0) and None
+        >>> f"{pushed.sample((10_000,))[:, -1].mean():.1f}"
+        '2.0'
+
     :param prior: The path distribution to push.
     :param control: u, any callable of ``(t, z)`` that returns the shape of ``z``, each row of the
         batch treated alone. One with a method ``on_grid(t)`` is asked once per path for a

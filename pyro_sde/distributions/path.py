@@ -75,6 +75,17 @@ class PathDistribution(TorchDistribution):
     A subclass defines the process by :meth:`transition` alone. The value is a plain tensor of
     shape ``sample_shape + batch_shape + (len(times), D)``, the state at ``t_0`` included.
 
+    Example::
+
+        >>> import torch
+        >>> class DoubleWell(PathDistribution):  # dz = (z - z^3) dt + 0.3 dB
+        ...     def transition(self, t, dt, z):
+        ...         return z + (z - z**3) * dt, 0.3 * dt.sqrt().expand_as(z)
+        >>> path = DoubleWell(torch.linspace(0.0, 20.0, 201), torch.zeros(1))
+        >>> z = path.sample((5,))
+        >>> z.shape, path.log_prob(z).shape
+        (torch.Size([5, 201, 1]), torch.Size([5]))
+
     :param times: The grid, strictly increasing, of shape ``(T,)`` or ``(..., T)``.
     :param initial: The law of the state at ``t_0``: a Tensor of shape ``(..., D)`` (a known or
         learned point) or a Distribution over R^D. A scalar stands for any D.

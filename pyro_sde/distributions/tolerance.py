@@ -18,17 +18,33 @@ __all__ = ["Solve", "current_tolerance", "tolerance"]
 
 @dataclass
 class Solve:
-    """What one solution cost."""
+    """What one solution cost.
+
+    Example::
+
+        >>> import torch
+        >>> from pyro_sde import tolerance
+        >>> from pyro_sde.distributions import OrnsteinUhlenbeck
+        >>> path = OrnsteinUhlenbeck(1.0, 0.0, 0.5, torch.linspace(0.0, 1.0, 5), torch.ones(1))
+        >>> with tolerance(rtol=1e-2) as solved:
+        ...     z = path.sample()
+        >>> (cost,) = solved.solves
+        >>> cost.kind, cost.evaluations >= cost.steps >= 4
+        ('path', True)
+    """
 
     kind: str
     """``"path"``, drawn by itself, or ``"block"``, with the hidden units of a block."""
     evaluations: int = 0
     """Of the field, for a block; of drift or control, for a path alone."""
     steps: int = 0
+    """Those that were taken."""
     rejected: int = 0
+    """Those whose error was too large."""
     shortest: float = float("inf")
     """The shortest step."""
     last: float = field(default=float("inf"), repr=False)
+    """The step taken last."""
 
 
 class tolerance:

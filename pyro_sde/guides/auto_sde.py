@@ -48,8 +48,22 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
 
     Example::
 
-        guide = AutoSDE(model)
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-2}), TraceSDE_ELBO())
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro.infer import SVI
+        >>> from pyro_sde import AutoSDE, TraceSDE_ELBO
+        >>> from pyro_sde.distributions import BrownianMotion
+        >>> def model(y):
+        ...     z = pyro.sample("z", BrownianMotion(1.0, torch.linspace(0.0, 1.0, 6), 0.0))
+        ...     pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+        >>> y = torch.tensor(2.0)
+        >>> pyro.set_rng_seed(0)
+        >>> guide = AutoSDE(model)
+        >>> svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-2}), TraceSDE_ELBO())
+        >>> losses = [svi.step(y) for _ in range(100)]
+        >>> guide.path_sites
+        ('z',)
+        >>> bool(guide.median(y)["z"][-1, 0] > 1.5)  # that of the prior is 0
+        True
 
     :param callable model: A Pyro model with at least one latent path site.
     :param control: What makes the controls: a class or ``functools.partial`` of one, called as

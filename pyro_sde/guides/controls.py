@@ -29,6 +29,17 @@ class MLPControl(nn.Module):
     starts at zero: the untrained posterior is the prior. Small widths at both ends keep the cost
     linear in a large ``dim``: the bottleneck of Xu et al. (2022) is the default there.
 
+    Example::
+
+        >>> import torch
+        >>> control = MLPControl(2, hidden=(32,), times=torch.linspace(0.0, 1.0, 11))
+        >>> t, z = torch.tensor([0.3]), torch.ones(4, 2)
+        >>> control(t, z).detach()[0]  # untrained: the posterior is the prior
+        tensor([0., 0.])
+        >>> control.last.bias.data += 1.0
+        >>> control(t, z).detach()[0]
+        tensor([1., 1.])
+
     :param dim: D, the dimension of the state.
     :param hidden: Widths of the hidden layers; by default (64, 64), and (2, 128, 2) for a state
         of more than 512 dimensions, the weights of a network.

@@ -163,6 +163,18 @@ class GRUEncoder(_Encoder):
     it says that nothing is ahead. What is known at t_0 gives q(z_0). Missing values, rows and
     padding have no influence whatsoever.
 
+    Example::
+
+        >>> import torch
+        >>> encoder = GRUEncoder(obs_dim=1, context=8)  # for AutoSDE(model, encoder=encoder)
+        >>> times, values = torch.tensor([[0.5, 1.0]]), torch.tensor([[[2.0], [3.0]]])
+        >>> about = encoder(times, values, mask=torch.tensor([[[True], [True]]]))
+        >>> context = about.context(torch.tensor([[0.2], [1.5], [1.7]]))
+        >>> context.shape  # at three times, of one series
+        torch.Size([3, 1, 8])
+        >>> bool((context[0] == context[1]).any()), bool((context[1] == context[2]).all())
+        (False, True)
+
     :param obs_dim: The dimension of an observation.
     :param hidden: The width of all layers.
     :param context: The size of the context that a control reads.
@@ -218,6 +230,16 @@ class SummaryEncoder(_Encoder):
 
     For posteriors that must be known from a short prefix of the series alone: what follows is
     then a forecast by the posterior SDE.
+
+    Example::
+
+        >>> import torch
+        >>> encoder = SummaryEncoder(obs_dim=1, context=8, length=3)
+        >>> values, mask = torch.randn(5, 3, 1), torch.ones(5, 3, 1, dtype=torch.bool)
+        >>> about = encoder(torch.tensor([0.0, 0.1, 0.2]).expand(5, 3), values, mask)
+        >>> context = about.context(torch.tensor([[0.2], [0.7]]))
+        >>> context.shape, bool((context[0] == context[1]).all())
+        (torch.Size([2, 5, 8]), True)
 
     :param obs_dim: The dimension of an observation.
     :param hidden: The width of all layers.

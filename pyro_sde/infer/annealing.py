@@ -21,9 +21,19 @@ class anneal_kl(Messenger):
 
     Example::
 
-        for i in range(2000):
-            with anneal_kl(kl_weight(i, 500)):
-                svi.step(times, values, mask)
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro.infer import TraceMeanField_ELBO
+        >>> from pyro_sde import anneal_kl, kl_weight
+        >>> def model():
+        ...     pyro.sample("x", dist.Normal(0.0, 1.0))
+        >>> def guide():
+        ...     pyro.sample("x", dist.Normal(2.0, 1.0))
+        >>> for i in range(3):  # in the place of the loss: svi.step()
+        ...     with anneal_kl(kl_weight(i, 2, start=0.5)):
+        ...         print(TraceMeanField_ELBO().loss(model, guide))
+        1.0
+        1.5
+        2.0
 
     :param weight: A number above zero.
     """

@@ -26,7 +26,16 @@ _METRICS = "torchmetrics.functional.classification"
 
 
 class ReliabilityCurve(NamedTuple):
-    """Confidence against accuracy in equal bins of confidence, each of shape ``(bins,)``."""
+    """Confidence against accuracy in equal bins of confidence, each of shape ``(bins,)``.
+
+    Example::
+
+        >>> import torch
+        >>> confidence, accuracy = torch.tensor([0.6, 0.9]), torch.tensor([0.5, 0.8])
+        >>> curve = ReliabilityCurve(confidence, accuracy, torch.tensor([20, 60]))
+        >>> curve.confidence - curve.accuracy  # too sure by as much
+        tensor([0.1000, 0.1000])
+    """
 
     confidence: Tensor
     """Mean probability of the predicted class; NaN in an empty bin."""

@@ -43,19 +43,25 @@ class SDEBlock(PyroModule):
 
     Example::
 
-        class Net(PyroModule):
-            def __init__(self):
-                super().__init__()
-                self.block = SDEBlock(nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 3)),
-                                      augment=2)
-                self.head = nn.Linear(3, 1)
-
-            def forward(self, x, y=None):
-                mean = self.head(self.block(x)).squeeze(-1)
-                with pyro.plate("data", len(x)):
-                    return pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
-
-        guide = AutoSDE(Net())
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro.nn import PyroModule
+        >>> from pyro_sde import AutoSDE
+        >>> from torch import nn
+        >>> class Net(PyroModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         field = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 3))
+        ...         self.block = SDEBlock(field, augment=2)
+        ...         self.head = nn.Linear(3, 1)
+        ...
+        ...     def forward(self, x, y=None):
+        ...         mean = self.head(self.block(x)).squeeze(-1)
+        ...         with pyro.plate("data", len(x)):
+        ...             return pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+        >>> x = torch.linspace(-1.0, 1.0, 5).unsqueeze(-1)
+        >>> guide = AutoSDE(Net()).setup(x, torch.zeros(5))
+        >>> guide.path_sites, guide(x)["block.w"].shape  # 21 times, 451 weights
+        (('block.w',), torch.Size([21, 451]))
 
     Inside of :class:`~pyro_sde.tolerance` weights and hidden units are solved together with error
     control, on the noise that the weights were drawn with.

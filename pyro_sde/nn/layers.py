@@ -46,7 +46,8 @@ class ConcatConv2d(nn.Conv2d):
 
     :param in_channels: Channels of h, without the time.
     :param out_channels: Channels of the output.
-    :param kwargs: Those of ``nn.Conv2d``, ``kernel_size`` among them.
+    :param args: Those of ``nn.Conv2d`` that follow, ``kernel_size`` first.
+    :param kwargs: Further ones of ``nn.Conv2d``.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +69,8 @@ class ConcatConvTranspose2d(nn.ConvTranspose2d):
 
     :param in_channels: Channels of h, without the time.
     :param out_channels: Channels of the output.
-    :param kwargs: Those of ``nn.ConvTranspose2d``, ``kernel_size`` among them.
+    :param args: Those of ``nn.ConvTranspose2d`` that follow, ``kernel_size`` first.
+    :param kwargs: Further ones of ``nn.ConvTranspose2d``.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *args: Any, **kwargs: Any) -> None:

@@ -33,6 +33,17 @@ def check_series(
     value that is not finite, and a series without any observation. Rows that are masked as a
     whole are padding: they are not looked at, nor are masked values.
 
+    Example::
+
+        >>> import torch
+        >>> times, values = torch.tensor([[0.0, 2.0, 1.0]]), torch.zeros(1, 3, 1)
+        >>> check_series(times, values, mask=torch.tensor([[True, True, False]]))
+        >>> try:
+        ...     check_series(times, values, mask=torch.tensor([[True, True, True]]))
+        ... except ValueError as e:
+        ...     print(str(e).split(";")[0])
+        series 0: times must increase, but times[2]=1 follows 2
+
     :param times: Times of shape ``(S, n)``.
     :param values: Values of shape ``(S, n, D)``.
     :param mask: True where a value was observed, of shape ``(S, n, D)`` or ``(S, n)``.

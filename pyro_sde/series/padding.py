@@ -15,7 +15,18 @@ __all__ = ["Series", "fill_missing", "pad_series"]
 
 
 class Series(NamedTuple):
-    """S series of at most n observations of D numbers, shorter ones padded."""
+    """S series of at most n observations of D numbers, shorter ones padded.
+
+    Example::
+
+        >>> import torch
+        >>> from pyro_sde import pad_series
+        >>> batch = pad_series([([0.0, 0.5, 2.0], [1.0, 2.0, 3.0]), ([1.0], [4.0])])
+        >>> batch.times.shape, batch.values.shape
+        (torch.Size([2, 3]), torch.Size([2, 3, 1]))
+        >>> batch.rows([1]).mask.flatten()
+        tensor([ True, False, False])
+    """
 
     times: Tensor
     """Times of shape ``(S, n)``; the padding repeats the last one."""
@@ -99,6 +110,13 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
 
         values, mask = fill_missing(values, mask)
         pyro.sample("y", dist.Normal(mean, 0.1).mask(mask).to_event(2), obs=values)
+
+    Example::
+
+        >>> import torch
+        >>> values, mask = fill_missing(torch.tensor([[1.0], [float("nan")], [3.0]]))
+        >>> values.flatten(), mask.flatten()
+        (tensor([1., 1., 3.]), tensor([ True, False,  True]))
 
     :param values: Values of shape ``(..., n, D)``; or None, which stays None, as does a mask.
         Without values and mask the mask is True: what such a model draws is all there.

@@ -75,6 +75,7 @@ def sample(
         torch.Size([10, 5, 2])
 
     :param path: Any path distribution, under elementwise transforms too.
+    :param sample_shape: How many paths, as in ``rsample``.
     :param method: One of torchsde's, ``"euler"``, ``"milstein"``, ``"srk"``, ``"midpoint"``,
         ``"heun"``, ``"reversible_heun"``, ...; by default torchsde's choice.
     :param dt: The step, or the first one; by default the shortest of the grid.
@@ -145,8 +146,27 @@ class Joint(nn.Module):
 
     Example::
 
-        joint = Joint(model, guide, method="midpoint", dt=0.05)
-        svi = SVI(joint, lambda *args, **kwargs: None, optim, Trace_ELBO())
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro.infer import SVI, Trace_ELBO
+        >>> from pyro.nn import PyroModule
+        >>> from pyro_sde import AutoSDE
+        >>> from pyro_sde.nn import SDEBlock
+        >>> class Net(PyroModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.block = SDEBlock(torch.nn.Linear(2, 2), steps=5)
+        ...
+        ...     def forward(self, x, y):
+        ...         mean = self.block(x)[:, 0]
+        ...         with pyro.plate("data", len(x)):
+        ...             pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
+        >>> data = torch.ones(3, 2), torch.zeros(3)
+        >>> model = Net()
+        >>> joint = Joint(model, AutoSDE(model).setup(*data), method="midpoint", dt=0.1)
+        >>> optim = pyro.optim.Adam({"lr": 1e-2})
+        >>> svi = SVI(joint, lambda *args: None, optim, Trace_ELBO())
+        >>> svi.step(*data) > 0
+        True
 
     :param model: A Pyro model with :class:`~pyro_sde.nn.SDEBlock` for its latent paths.
     :param guide: AutoSDE of that model, set up, without contraction.

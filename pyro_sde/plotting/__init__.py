@@ -1,0 +1,15 @@
+"""Figures of paths, forecasts, calibration and training, by matplotlib."""
+
+from .paths import plot_band, plot_forecast, plot_paths, plot_prior_posterior
+from .reliability import plot_reliability
+from .training import plot_kl, plot_training
+
+__all__ = [
+    "plot_band",
+    "plot_forecast",
+    "plot_kl",
+    "plot_paths",
+    "plot_prior_posterior",
+    "plot_reliability",
+    "plot_training",
+]

@@ -1,0 +1,56 @@
+"""What all figures share: axes, colours, a place for the legend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ACCENT", "INK", "MUTED", "PALETTE", "POSTERIOR", "finish", "new_axes"]
+
+INK, POSTERIOR, ACCENT, MUTED = "#222222", "#2f6db3", "#d1495b", "#8a8a8a"
+PALETTE = (POSTERIOR, "#d9822b", "#3a7d44", "#8e6c8a", "#a0522d", "#17829c")
+FONT = 8.0  # of the legend, in points
+
+
+def new_axes(ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
+    """``ax``, or that of a new figure."""
+    if ax is not None:
+        return ax
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as e:
+        raise ImportError("pyro_sde.plotting needs matplotlib: pip install pyro-sde[plot]") from e
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
+    """Labels where there are none yet, and a legend above the axes, where no curve can be."""
+    if not ax.get_xlabel():
+        ax.set_xlabel(xlabel)
+    if not ax.get_ylabel():
+        ax.set_ylabel(ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        ax.legend(
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.1,
+            borderpad=0.2,
+            columnspacing=1.2,
+            ncols=_columns(labels, ax.bbox.width * 72 / ax.figure.dpi),
+            frameon=False,
+            fontsize=FONT,
+        )
+    return ax
+
+
+def _columns(labels: list[str], room: float) -> int:
+    """As many columns as fit into so many points, at half the font's size a letter and 4.2 times
+    its size for handle and spaces. A legend that is too wide makes a layout shrink the axes."""
+    for n in range(len(labels), 1, -1):
+        widest = [max(map(len, part)) for part in np.array_split(labels, n)]
+        if FONT * sum(4.2 + 0.5 * letters for letters in widest) < room:
+            return n
+    return 1

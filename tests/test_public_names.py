@@ -1,0 +1,79 @@
+"""Every public name: a doc string, an example that runs, a word on each parameter."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import textwrap
+
+import pytest
+
+import pyro_sde
+
+OF_PYRO = {"validate_args"}  # every distribution has it, with one meaning
+
+
+def public_modules():
+    """What can be imported by one dot, and the one module that stands for a backend."""
+    names = [m.name for m in pkgutil.iter_modules(pyro_sde.__path__) if m.name[0] != "_"]
+    return ["pyro_sde", *(f"pyro_sde.{name}" for name in names), "pyro_sde.solvers.torchsde"]
+
+
+def public_names():
+    found = {}
+    for module in public_modules():
+        public = importlib.import_module(module)
+        assert public.__doc__, f"{module} has no doc string"
+        for name in public.__all__:
+            value = getattr(public, name)
+            if inspect.isclass(value) or inspect.isroutine(value):
+                found.setdefault(id(value), (f"{module}.{name}", value))
+    return dict(found.values())
+
+
+NAMES = public_names()
+ALL = pytest.mark.parametrize("value", NAMES.values(), ids=NAMES)
+
+
+def described_fields(cls):
+    """The fields of a NamedTuple or dataclass that a doc string follows."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    return {
+        field.target.id
+        for field, after in zip(body.body, body.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
+
+
+def test_the_names_are_found():
+    assert {"pyro_sde.AutoSDE", "pyro_sde.nn.SDEBlock", "pyro_sde.plotting.plot_band"} < set(NAMES)
+    assert len(NAMES) > 60
+
+
+@ALL
+def test_example_that_runs(value):
+    """That it runs, and prints what it says, is the doctests' matter."""
+    assert ">>> " in (value.__doc__ or ""), "no example in the doc string"
+
+
+@ALL
+def test_every_parameter_is_described(value):
+    if inspect.isclass(value) and issubclass(value, Exception):
+        return
+    described = set(re.findall(r":param (?:\w+ )?(\w+):", value.__doc__ or ""))
+    is_record = hasattr(value, "_fields") or hasattr(value, "__dataclass_fields__")
+    if inspect.isclass(value) and is_record:
+        described |= described_fields(value)
+    needed = set(inspect.signature(value).parameters) - OF_PYRO
+    assert needed - described == set(), "parameters without :param name:"
+    assert described - needed - OF_PYRO == set(), ":param name: of no parameter"
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_names_are_sorted_and_there(module):
+    public = importlib.import_module(module)
+    assert list(public.__all__) == sorted(public.__all__)
+    assert all(hasattr(public, name) for name in public.__all__)
