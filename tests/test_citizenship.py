@@ -192,6 +192,15 @@ def test_nuts_samples_a_path():
     assert ((draws.mean(0) - mean).abs() < 5 * sd / 60**0.5).all()
 
 
+def test_nuts_may_overflow():
+    """Its first leaps may take a scale to infinity: a density that is turned down, not an error."""
+    scale, times = torch.tensor([float("inf")]), torch.arange(6.0)
+    with pyro.validation_enabled(False):
+        assert not OrnsteinUhlenbeck(1.0, 0.0, scale, times).log_prob(torch.ones(6, 1)).isfinite()
+    with pytest.raises(ValueError, match="scale must be finite"):
+        OrnsteinUhlenbeck(1.0, 0.0, scale, times)
+
+
 @pytest.mark.parametrize("auto", [False, True])
 def test_importance_weights_estimate_the_evidence(auto):
     """log of the mean weight, within 5 standard errors of the exact evidence."""

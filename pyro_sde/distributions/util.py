@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 __all__ = ["as_parameters", "broadcast_shapes", "check_shape", "phi", "with_time"]
 
@@ -36,7 +37,9 @@ def as_parameters(**values: Tensor | float) -> tuple[list[Tensor], tuple[int, ..
         raise ValueError(
             f"parameters must broadcast to batch_shape + (D,): found shapes {found}"
         ) from e
-    for name, v in tensors.items():
+    # Switched off by NUTS, whose first leaps may overflow: it takes what is not finite as a wall.
+    checked = tensors if Distribution._validate_args else {}
+    for name, v in checked.items():
         x = values[name]
         if isinstance(x, float) and math.isfinite(x) and (x > 0 or name != "scale"):
             continue  # nothing to compute
