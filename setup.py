@@ -10,6 +10,7 @@ assert version is not None
 plot = ["matplotlib>=3.7"]
 metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
+docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton"]
 test = ["pytest>=7.4", "tqdm>=4.60", "pandas>=2.0", *plot, *metrics, *vision]
 
 setup(
@@ -27,6 +28,7 @@ setup(
         "plot": plot,
         "metrics": metrics,
         "vision": vision,
+        "docs": docs,
         "test": test,
         "dev": [*test, "ruff>=0.6", "mypy>=1.11"],
     },
