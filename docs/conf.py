@@ -1,13 +1,15 @@
 """Sphinx: the pages of this folder, and one of each public module from its doc strings."""
 
-import importlib
+import importlib.util
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
@@ -25,6 +27,8 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "pyro_sde"
 html_static_path = ["_static"]
+if found := importlib.util.find_spec("ziamath"):  # for its font: browsers need one for formulas
+    html_static_path.append(str(Path(found.origin).parent / "fonts/STIXTwoMath-Regular.ttf"))
 html_css_files = ["pages.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
@@ -53,7 +57,11 @@ def public_modules() -> dict[str, list[str]]:
             continue
         module = importlib.import_module(name)
         exported = last in pyro_sde.__all__ or name in FURTHER
-        members = [x for x in module.__all__ if exported or x in pyro_sde.__all__]
+        members = [
+            x
+            for x in module.__all__
+            if callable(getattr(module, x)) and (exported or x in pyro_sde.__all__)
+        ]
         if members:
             found[name] = members
     return found
@@ -103,12 +111,47 @@ def find_reexported(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
     return None
 
 
+def drop_private_bases(app: Sphinx, name: str, obj: Any, options: Any, bases: list) -> None:
+    bases[:] = [base for base in bases if not getattr(base, "__name__", "").startswith("_")]
+
+
+def drop_field_numbers(app: Sphinx, what: str, name: str, obj: Any, o: Any, lines: list) -> None:
+    """Fields of a NamedTuple that nobody has described."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
 def mathml(node: Any, as_block: bool = False) -> str:
+    """With amends for what docutils does not know, takes for something else, or sets badly."""
+    tex = node.astext().replace(r"\dots", r"\ldots").replace(r"\|", r"\parallel ")
+    tex = re.sub(r"frac(\d)(\d)", r"frac{\1}{\2}", tex)
+    tex = re.sub(r"(?<!\\)\|([^|]+)(?<!\\)\|", r"\\lvert \1 \\rvert", tex)
     try:
-        return tex2mathml(node.astext().replace(r"\dots", r"\ldots"), as_block=as_block)
+        result = tex2mathml(tex, as_block=as_block)
     except MathError as e:
         logger.warning("%s in %s", e, node.astext(), location=node)
         return node.astext()
+    result = result.replace('<mo class="mathopen">', '<mo form="prefix" stretchy="false">')
+    # log p, but log(p): a space after the name of a function, if no bracket follows.
+    return re.sub(r"<mo>&ApplyFunction;</mo>(?=\s*<m[^o])", '<mspace width="0.17em"/>', result)
+
+
+def link_names(app: Sphinx, doctree: Any) -> None:
+    """`AutoSDE` or `forecast(...)` in a text leads to its description, with plain Markdown."""
+    known = {name: name for name in public_modules()}
+    for module, members in public_modules().items():
+        if module not in FURTHER:
+            known |= {member: f"{module}.{member}" for member in members}
+    if app.env.docname.startswith("api/"):
+        return
+    for node in list(doctree.findall(nodes.literal)):
+        target = known.get(node.astext().partition("(")[0])
+        if target is None or isinstance(node.parent, nodes.reference | addnodes.pending_xref):
+            continue
+        options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refwarn": False}
+        link = addnodes.pending_xref("", refexplicit=True, **options)
+        node.replace_self(link)
+        link += node
 
 
 def inline_math(writer: Any, node: nodes.math) -> None:
@@ -125,4 +168,7 @@ def setup(app: Sphinx) -> None:
     # MathML is made here: the pages need no script and no network for their formulas.
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.connect("builder-inited", write_api)
+    app.connect("autodoc-process-bases", drop_private_bases)
+    app.connect("autodoc-process-docstring", drop_field_numbers)
+    app.connect("doctree-read", link_names)
     app.connect("missing-reference", find_reexported)

@@ -83,6 +83,8 @@ def options_of(script):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= set(re.findall(r"^--[\w-]+$", node.value))
+        if 'f"--{' in text:  # names from a table of the script
+            found |= {f"--{word}" for word in re.findall(r"\w+", text)}
     # argparse.BooleanOptionalAction makes the second of each.
     return found | {f"--no-{x[2:]}" for x in found}
 
