@@ -125,13 +125,12 @@ def mathml(node: Any, as_block: bool = False) -> str:
     """With amends for what docutils does not know, takes for something else, or sets badly."""
     tex = node.astext().replace(r"\dots", r"\ldots").replace(r"\|", r"\parallel ")
     tex = re.sub(r"frac(\d)(\d)", r"frac{\1}{\2}", tex)
-    tex = re.sub(r"(?<!\\)\|([^|]+)(?<!\\)\|", r"\\lvert \1 \\rvert", tex)
+    tex = re.sub(r"(?<!\\)\|([^|]+)(?<!\\)\|", r"{\\lvert \1 \\rvert}", tex)
     try:
         result = tex2mathml(tex, as_block=as_block)
     except MathError as e:
         logger.warning("%s in %s", e, node.astext(), location=node)
         return node.astext()
-    result = result.replace('<mo class="mathopen">', '<mo form="prefix" stretchy="false">')
     # log p, but log(p): a space after the name of a function, if no bracket follows.
     return re.sub(r"<mo>&ApplyFunction;</mo>(?=\s*<m[^o])", '<mspace width="0.17em"/>', result)
 
@@ -154,6 +153,15 @@ def link_names(app: Sphinx, doctree: Any) -> None:
         link += node
 
 
+def keep_together(app: Sphinx, doctree: Any) -> None:
+    """No line ends before the spread of a number."""
+    for node in list(doctree.findall(nodes.Text)):
+        if " ± " in node:
+            node.parent.replace(
+                node, nodes.Text(node.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
+            )
+
+
 def inline_math(writer: Any, node: nodes.math) -> None:
     writer.body.append(mathml(node))
     raise nodes.SkipNode
@@ -171,4 +179,5 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-bases", drop_private_bases)
     app.connect("autodoc-process-docstring", drop_field_numbers)
     app.connect("doctree-read", link_names)
+    app.connect("doctree-read", keep_together)
     app.connect("missing-reference", find_reexported)
