@@ -10,7 +10,8 @@ assert version is not None
 plot = ["matplotlib>=3.7"]
 metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
-docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton", "ziamath"]
+docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton"]
+docs += ["ziamath", *plot]
 test = ["pytest>=7.4", "tqdm>=4.60", "pandas>=2.0", *plot, *metrics, *vision]
 
 setup(

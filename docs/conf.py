@@ -1,6 +1,7 @@
 """Sphinx: the pages of this folder, and one of each public module from its doc strings."""
 
 import importlib.util
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -47,7 +48,8 @@ FURTHER = ["pyro_sde.solvers.torchsde"]  # modules of their own inside of public
 def public_modules() -> dict[str, list[str]]:
     """From the modules that users import to the names in them that are public.
 
-    A module that pyro_sde does not export shows only what pyro_sde exports from it.
+    Some modules have names for the package's own use: of a single file that pyro_sde does not
+    export, but exports something from, only that is shown.
     """
     found = {}
     names = [f"pyro_sde.{m.name}" for m in pkgutil.iter_modules(pyro_sde.__path__)]
@@ -56,12 +58,10 @@ def public_modules() -> dict[str, list[str]]:
         if last.startswith("_"):
             continue
         module = importlib.import_module(name)
-        exported = last in pyro_sde.__all__ or name in FURTHER
-        members = [
-            x
-            for x in module.__all__
-            if callable(getattr(module, x)) and (exported or x in pyro_sde.__all__)
-        ]
+        members = [x for x in module.__all__ if callable(getattr(module, x))]
+        exported = [x for x in members if x in pyro_sde.__all__]
+        if exported and last not in pyro_sde.__all__ and not hasattr(module, "__path__"):
+            members = exported
         if members:
             found[name] = members
     return found
@@ -82,15 +82,13 @@ def write_api(app: Sphinx) -> None:
     write(
         folder / "index.md",
         "# Reference\n\nWhat is used most can be imported from `pyro_sde` itself: "
-        + ", ".join(f"`{x}`" for x in pyro_sde.__all__ if not hasattr_module(x))
+        + ", ".join(
+            f"`{x}`" for x in pyro_sde.__all__ if not inspect.ismodule(getattr(pyro_sde, x))
+        )
         + ".\n\n| module | what it holds | names |\n|---|---|---|\n"
         + "\n".join(rows)
         + f"\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n",
     )
-
-
-def hasattr_module(name: str) -> bool:
-    return hasattr(getattr(pyro_sde, name), "__path__") or f"pyro_sde.{name}" in public_modules()
 
 
 def write(path: Path, text: str) -> None:
