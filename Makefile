@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint benchmark clean
+.PHONY: demo test lint docs benchmark clean
 
 # One stamp a set of packages; both follow setup.py and the pinned versions.
 $(VENV)/.demo: setup.py constraints.txt
@@ -15,6 +15,11 @@ $(VENV)/.dev: setup.py constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@ $(VENV)/.demo
 
+$(VENV)/.docs: setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	touch $@
+
 demo: $(VENV)/.demo
 	$(BIN)/python examples/latent_sde.py
 
@@ -26,8 +31,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
+
 benchmark: $(VENV)/.demo
 	$(BIN)/python benchmarks/elbo_step.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build docs/api *.egg-info .pytest_cache .ruff_cache .mypy_cache

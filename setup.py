@@ -11,6 +11,8 @@ plot = ["matplotlib>=3.7"]
 arviz = ["arviz>=0.17,<1"]  # from 1 on it has no InferenceData
 metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
+docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton"]
+docs += ["ziamath", *plot]
 test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.80", "tqdm>=4.60", "pandas>=2.0"]
 test += [*plot, *arviz, *metrics, *vision]
 
@@ -30,6 +32,7 @@ setup(
         "arviz": arviz,
         "metrics": metrics,
         "vision": vision,
+        "docs": docs,
         "test": test,
         "dev": [*test, "ruff>=0.6", "mypy>=1.11"],
     },

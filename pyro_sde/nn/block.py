@@ -83,9 +83,9 @@ class SDEBlock(PyroModule):
         :func:`~pyro_sde.solvers.integrate`. But for ``"graph"`` only states and noise of the
         weights are kept too.
     :param regularise: Weights of ``"kinetic"`` and ``"r2"``: means over the batch of the integrals
-        of |h'|^2 and |h''|^2, whose sum is a factor ``"block.w_energy"`` of the model, in nats
-        for the whole data set. Dynamics that are easy to solve need fewer evaluations inside of
-        :class:`~pyro_sde.tolerance`.
+        of :math:`|h'|^2` and :math:`|h''|^2`, whose sum is a factor ``"block.w_energy"`` of the
+        model, in nats for the whole data set. Dynamics that are easy to solve need fewer
+        evaluations inside of :class:`~pyro_sde.tolerance`.
     :param name: The name of the site.
     :param event_dim: How many of the last dimensions of h are one input of the field: by default
         3 if it has two-dimensional convolutions, 1 if it has linear layers only. It tells a

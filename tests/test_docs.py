@@ -1,0 +1,134 @@
+"""Every code block of the README and the docs runs; every command that they name exists."""
+
+import ast
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    p
+    for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/RESULTS.md"]
+    if p.parent.name != "api"  # made from doc strings, whose examples are tests already
+)
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def fences(page):
+    return [(m[1].strip(), m[2]) for m in FENCE.finditer(page.read_text())]
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+WITH_CODE = [page for page in PAGES if any(kind == "python" for kind, _ in fences(page))]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_blocks_run(page, monkeypatch, capsys):
+    """One after the other in one namespace, as a reader would; what is shown as printed is."""
+    torch.set_default_dtype(torch.float32)
+    matplotlib.use("Agg")
+    monkeypatch.chdir(ROOT)
+    namespace: dict = {"__name__": "__main__"}
+    printed = None
+    for kind, text in fences(page):
+        if kind == "python":
+            # Blank lines in front give tracebacks the line of the page.
+            line = page.read_text().partition(text)[0].count("\n")
+            exec(compile("\n" * line + text, str(page), "exec"), namespace)
+            printed = capsys.readouterr().out
+        elif kind == "text" and printed:
+            assert_same_text(text, printed)
+            printed = None
+    if page.name == "README.md":
+        assert namespace["paths"].shape == (100, len(namespace["grid"]))
+
+
+def assert_same_text(shown, printed):
+    """The same words, and numbers within a half: they are of training, which rounding changes."""
+    assert NUMBER.sub("#", shown).split() == NUMBER.sub("#", printed).split(), printed
+    for a, b in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True):
+        assert float(a) == pytest.approx(float(b), rel=0.5, abs=0.05), printed
+
+
+def test_the_comparison_of_text_can_fail():
+    assert_same_text("loss 1.50\n", "loss 1.6\n")
+    for wrong in ("loss 4.5", "gain 1.5", "loss 1.5 1.5"):
+        with pytest.raises(AssertionError):
+            assert_same_text("loss 1.50", wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_escapes(page):
+    """A fence is code that runs, a command that is checked, text, or a directive of Sphinx."""
+    for kind, _ in fences(page):
+        assert kind in ("python", "sh", "text", "bibtex") or kind.startswith("{"), kind
+
+
+def targets():
+    return set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def options_of(script):
+    """What a script's parser knows, its helpers' in examples/common included."""
+    texts = [script.read_text(), *(p.read_text() for p in (ROOT / "examples/common").glob("*.py"))]
+    found = set()
+    for text in texts:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= set(re.findall(r"^--[\w-]+$", node.value))
+        if 'f"--{' in text:  # names from a table of the script
+            found |= {f"--{word}" for word in re.findall(r"\w+", text)}
+    # argparse.BooleanOptionalAction makes the second of each.
+    return found | {f"--no-{x[2:]}" for x in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page):
+    text = page.read_text().replace("\\\n", " ")
+    for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
+        assert target in targets(), f"make {target}"
+    for script, rest in re.findall(r"python ((?:\w+/)+\w+\.py)([^`|\n]*)", text):
+        assert (ROOT / script).exists(), script
+        for option in re.findall(r"--[\w-]+", rest):
+            assert option in options_of(ROOT / script), f"{script} {option}"
+    for extra in re.findall(r"\.\[([\w,]+)\]", text):
+        assert all(f'"{x}"' in (ROOT / "setup.py").read_text() for x in extra.split(",")), extra
+
+
+def test_every_example_is_described():
+    text = (ROOT / "docs/examples.md").read_text()
+    for script in (ROOT / "examples").glob("*.py"):
+        assert f"examples/{script.name}" in text, script.name
+
+
+def test_links_between_pages_exist():
+    """Links and images that are files of this repository."""
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not target.startswith(("mailto:", "api/")):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_imports_point_one_way():
+    """As the picture of docs/architecture.md has it."""
+    parts = {"distributions", "guides", "infer", "nn", "solvers", "series", "metrics"}
+    never = {
+        "distributions": parts,
+        "solvers": {"guides", "infer", "nn"},
+        "nn": {"guides", "infer"},
+        "guides": {"infer", "nn", "solvers"},
+        "infer": {"guides", "nn", "solvers"},
+    }
+    for folder, forbidden in never.items():
+        for file in (ROOT / "pyro_sde" / folder).glob("*.py"):
+            nodes = ast.walk(ast.parse(file.read_text()))
+            imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level == 2]
+            found = {n.module.partition(".")[0] for n in imports if n.module}
+            assert not found & forbidden, file
