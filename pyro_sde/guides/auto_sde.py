@@ -27,7 +27,7 @@ from .controls import MLPControl
 from .encoders import Encoding, Observations, as_observations
 from .ownership import claim_parameters
 from .path_posterior import PathPosterior
-from .visibility import Rehearsal, Veil, is_recorded
+from .visibility import Rehearsal, Veil, is_recorded, weighed
 
 __all__ = ["AutoSDE"]
 
@@ -308,7 +308,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         if self._rest_trace is not None:
             for name, site in self._rest_trace.nodes.items():
                 if site["type"] == "sample" and site["infer"].get("is_auxiliary"):
-                    guide_trace.add_node(name, **site)
+                    guide_trace.add_node(name, **weighed(name, site, model_trace, self.other_sites))
         return model_trace, guide_trace
 
     @torch.no_grad()

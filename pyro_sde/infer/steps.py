@@ -16,7 +16,7 @@ from ..distributions.ode import ODEPath
 from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
 
-__all__ = ["Steps", "compare"]
+__all__ = ["AnySteps", "LeanSteps", "Steps", "compare"]
 
 
 @dataclass
