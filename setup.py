@@ -22,7 +22,7 @@ setup(
     packages=find_packages(include=["pyro_sde", "pyro_sde.*"]),
     package_data={"pyro_sde": ["py.typed"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6", "numpy"],
+    install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6", "numpy", "tqdm>=4.60"],
     extras_require={
         "plot": plot,
         "metrics": metrics,

@@ -1,12 +1,13 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, metrics, nn, solvers
+from . import diagnostics, distributions, guides, infer, metrics, nn, solvers, training
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
 from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, anneal_kl, girsanov, kl_weight
 from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
+from .training import History, fit
 
 __version__ = "0.1.0"
 
@@ -14,6 +15,7 @@ __all__ = [
     "AutoSDE",
     "Forecast",
     "GRUEncoder",
+    "History",
     "MLPControl",
     "Series",
     "TraceMeanFieldSDE_ELBO",
@@ -23,6 +25,7 @@ __all__ = [
     "diagnostics",
     "distributions",
     "fill_missing",
+    "fit",
     "forecast",
     "girsanov",
     "guides",
@@ -36,4 +39,5 @@ __all__ = [
     "solvers",
     "time_grid",
     "tolerance",
+    "training",
 ]

@@ -119,6 +119,8 @@ def test_an_explosion_is_warned_of():
         runaway(1.0).summary(torch.tensor(1.0))
     text = str(record[0].message)
     assert "some 1e+03 standard deviations" in text and "Lower the learning rate" in text
+    with pytest.warns(ExplosionWarning, match="KL is 5e\\+06"):  # the likelihood exploded too
+        runaway(1.0).summary(torch.tensor(1e9))
     with pytest.warns(ExplosionWarning, match="KL is inf"):
         runaway(1.0, 1e200).summary(torch.tensor(1.0))
 
@@ -128,5 +130,5 @@ def test_healthy_ones_are_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         runaway(1.0, 10.0).summary(torch.tensor(1.0))
-        runaway(1e-3).summary(torch.tensor(1e6))
+        runaway(1e-3, 100.0).summary(torch.tensor(1e6))
         shaken(mixed, Y).summary()
