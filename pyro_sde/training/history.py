@@ -32,7 +32,7 @@ class History:
     """From 1."""
     elbo: list[float] = field(default_factory=list)
     kl: list[float] = field(default_factory=list)
-    """Of all sites. NaN, like the two below, with an ELBO that does not tell its parts."""
+    """Of all sites. NaN, like the log likelihood, with an ELBO that does not tell its parts."""
     log_likelihood: list[float] = field(default_factory=list)
     lr: list[float] = field(default_factory=list)
     """The learning rate."""
@@ -48,16 +48,19 @@ class History:
         return max(self.validation, key=lambda v: v[1], default=None)
 
     def add(
-        self, step: int, elbo: float, kl: dict[str, float], log_likelihood: float, lr: float
+        self, step: int, elbo: float, kl: dict[str, float] | None, log_likelihood: float, lr: float
     ) -> None:
-        """One more step."""
-        for site in kl:
+        """One more step.
+
+        :param kl: By site, or None if it is not known.
+        """
+        for site in kl or ():
             self.kl_by_site.setdefault(site, [math.nan] * len(self.step))
         for site, values in self.kl_by_site.items():
-            values.append(kl.get(site, math.nan))
+            values.append((kl or {}).get(site, math.nan))
         self.step.append(step)
         self.elbo.append(elbo)
-        self.kl.append(sum(kl.values()) if kl else math.nan)
+        self.kl.append(math.nan if kl is None else sum(kl.values(), 0.0))
         self.log_likelihood.append(log_likelihood)
         self.lr.append(lr)
 

@@ -113,8 +113,8 @@ class Training:
             kept = f"The last checkpoint, after step {self.saved}, is {self.path}"
         return (
             f"{problem} in step {self.step + 1}. The parameters are those after step {self.step}. "
-            f"{kept}. Try a lower learning rate, clip=, a larger dt or scale, or resume with one "
-            "of them changed"
+            f"{kept}. Try a lower learning rate, clipping, smaller steps of the grid or a larger "
+            "scale of the prior"
         )
 
     def _rate(self) -> float:
@@ -123,11 +123,11 @@ class Training:
         return math.nan
 
     def _record(self, loss: float, parts: ElboParts, weight: float, lr: float) -> None:
-        kl = {site: value / weight for site, value in parts.kl.items()}
-        data = sum(parts.log_likelihood.values()) if parts.log_likelihood else math.nan
-        elbo = -loss
-        if weight != 1.0 and kl:
-            elbo = (0.0 if math.isnan(data) else data) - sum(kl.values())
+        data, elbo, kl = math.nan, -loss, None
+        if parts.kl or parts.log_likelihood:
+            kl = {site: value / weight for site, value in parts.kl.items()}
+            data = sum(parts.log_likelihood.values(), 0.0)
+            elbo = elbo if weight == 1.0 else data - sum(kl.values())
         self.history.add(self.step, elbo, kl, data, lr)
         if not self.has_warned and parts.paths:
             self._best_data = max(self._best_data, data)
@@ -139,12 +139,14 @@ class Training:
     def validate(self) -> float:
         """The mean ELBO of the validation data, always on the same random numbers."""
         args, kwargs = as_arguments(self.validation)
+        before = self._tensors()["buffers"]
         with states.keep_random_state(), torch.no_grad():
             pyro.set_rng_seed(0)
             losses = [
                 float(self.elbo.loss(self.model, self.guide, *args, **kwargs))
                 for _ in range(self.validation_draws)
             ]
+        states.copy_into(states.buffers_of(model=self.model, guide=self.guide), before)
         elbo = -sum(losses) / len(losses)
         self.history.validation.append((self.step, elbo))
         if self.history.best == (self.step, elbo):

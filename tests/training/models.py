@@ -30,7 +30,7 @@ def functional(index: Tensor, y: Tensor) -> None:
 
 class Modular(PyroModule):
     """Parameters of two kinds and a buffer that counts, which every step changes; of the two
-    layers only one is used in a step."""
+    layers only one is used in a step of two particles, and moves by its momentum in the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +41,8 @@ class Modular(PyroModule):
     def forward(self, index: Tensor, y: Tensor) -> None:
         with pyro.plate("series", N, subsample=index):
             z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID))
-            x = [layer(z[..., -1, :])[..., 0] for layer in self.layers][int(self.calls) % 2]
-            if torch.is_grad_enabled():
-                self.calls += 1
+            x = [layer(z[..., -1, :])[..., 0] for layer in self.layers][int(self.calls) // 2 % 2]
+            self.calls += 1
             pyro.sample("y", dist.Normal(x, self.noise), obs=y)
 
 
