@@ -67,7 +67,7 @@ def test_the_best_of_before_is_still_the_best(tmp_path):
 
     def fit(steps, **more):
         pyro.clear_param_store()
-        options = dict(elbo=Trace_ELBO(), lr=0.1, every=4, patience=3, progress=False, **more)
+        options = dict(lr=0.1, every=4, patience=3, progress=False, **more)
         data, validation = torch.tensor(3.0), torch.tensor(1.0)
         return pyro_sde.fit(
             model, lambda y: None, data, steps=steps, validation=validation, **options
