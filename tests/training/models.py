@@ -41,8 +41,8 @@ class Modular(PyroModule):
     def forward(self, index: Tensor, y: Tensor) -> None:
         with pyro.plate("series", N, subsample=index):
             z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID))
-            x = [layer(z[..., -1, :])[..., 0] for layer in self.layers][int(self.calls) // 2 % 2]
             self.calls += 1
+            x = [layer(z[..., -1, :])[..., 0] for layer in self.layers][int(self.calls) // 2 % 2]
             pyro.sample("y", dist.Normal(x, self.noise), obs=y)
 
 
