@@ -13,8 +13,8 @@ metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
 docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton"]
 docs += ["ziamath", *plot]
-test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.80", "tqdm>=4.60", "pandas>=2.0"]
-test += [*plot, *arviz, *metrics, *vision]
+test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.80", "pandas>=2.0"]
+test += ["graphviz>=0.20", *plot, *arviz, *metrics, *vision]
 
 setup(
     name="pyro-sde",
@@ -26,7 +26,7 @@ setup(
     packages=find_packages(include=["pyro_sde", "pyro_sde.*"]),
     package_data={"pyro_sde": ["py.typed"]},
     python_requires=">=3.10",
-    install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6", "numpy"],
+    install_requires=["torch>=2.4", "pyro-ppl>=1.9", "torchsde>=0.2.6", "numpy", "tqdm>=4.60"],
     extras_require={
         "plot": plot,
         "arviz": arviz,

@@ -116,7 +116,7 @@ def figure(x: Tensor, args: argparse.Namespace) -> None:
     )  # fmt: skip
     frames = torch.arange(x.shape[1])
     for column, kind in zip(axes.T, args.kind, strict=True):
-        mean, band = torch.load(args.out / f"{kind}-{args.seeds[0]}.pt")
+        mean, band = torch.load(args.out / f"{kind}-{args.seeds[0]}.pt", weights_only=True)
         for ax, j in zip(column, SHOWN, strict=True):
             low, high = band[:, args.sequence, :, j]
             ax.fill_between(frames, low, high, color=POSTERIOR, alpha=0.2, lw=0, label="90 %")

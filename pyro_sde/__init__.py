@@ -1,6 +1,6 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, metrics, nn, plotting, solvers
+from . import diagnostics, distributions, guides, infer, metrics, nn, plotting, solvers, training
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
@@ -8,6 +8,7 @@ from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, anneal_kl, girsanov, k
 from .interop import to_arviz
 from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
+from .training import History, fit
 
 __version__ = "0.1.0"
 
@@ -15,6 +16,7 @@ __all__ = [
     "AutoSDE",
     "Forecast",
     "GRUEncoder",
+    "History",
     "MLPControl",
     "Series",
     "TraceMeanFieldSDE_ELBO",
@@ -24,6 +26,7 @@ __all__ = [
     "diagnostics",
     "distributions",
     "fill_missing",
+    "fit",
     "forecast",
     "girsanov",
     "guides",
@@ -39,4 +42,5 @@ __all__ = [
     "time_grid",
     "to_arviz",
     "tolerance",
+    "training",
 ]

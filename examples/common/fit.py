@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +13,12 @@ from tqdm import tqdm
 
 from pyro_sde import metrics
 from pyro_sde.solvers import SolutionError
+from pyro_sde.training import CheckpointError, Diverged, load_checkpoint, save_checkpoint
 
 from .classify import predict
 from .images import Data, Images, shift
 
-
-class Diverged(RuntimeError):
-    """The loss is not finite any more."""
+KIND = "image classifier"
 
 
 def rate(progress: float, warm_up: float = 0.05) -> float:
@@ -30,23 +28,15 @@ def rate(progress: float, warm_up: float = 0.05) -> float:
     return 0.5 * (1 + math.cos(math.pi * min((progress - warm_up) / (1 - warm_up), 1.0)))
 
 
-def save_checkpoint(path: Path, state: dict) -> None:
-    """All or nothing: a run that is killed while it writes keeps the checkpoint before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    torch.save(state, draft)
-    os.replace(draft, path)
-
-
-def load_checkpoint(path: Path, config: dict) -> dict | None:
+def saved(path: Path, config: dict) -> dict | None:
     """The state to resume from, if there is one; it must be of the same settings."""
     if not path.exists():
         return None
     try:
-        state = torch.load(path, weights_only=True)
-        found = json.loads(state["config"])
-    except Exception as e:
-        raise SystemExit(f"{path} is not a checkpoint of this program ({e}); move it away") from e
+        state = load_checkpoint(path, KIND)
+    except CheckpointError as e:
+        raise SystemExit(str(e)) from e
+    found = json.loads(state["config"])
     other = {k: (found.get(k), v) for k, v in config.items() if found.get(k) != v}
     if other:
         raise SystemExit(
@@ -95,7 +85,7 @@ def fit(
         raise ValueError("give either epochs or minutes")
     optimiser = torch.optim.Adam(classifier.parameters(), lr=lr, betas=(0.9, 0.99))
     epoch, elapsed, steps, history = 0, 0.0, 0, []
-    state = load_checkpoint(path, config)
+    state = saved(path, config)
     if state is not None:
         classifier.load_state_dict(state["classifier"])
         optimiser.load_state_dict(state["optimiser"])
@@ -164,6 +154,7 @@ def fit(
                 "history": json.dumps(history),
                 "done": done,
             },
+            KIND,
         )
         last_good = f"the last good checkpoint, after epoch {epoch}, is {path}"
     bar.close()

@@ -94,12 +94,15 @@ class ODEPath(PathDistribution):
         shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
         if scoring_is_deferred():
             return value.new_zeros(shape)
-        self.check_solution(value)
-        return self._initial_log_prob(value[..., 0, :].expand(shape + value.shape[-1:]))
+        nothing = self.check_solution(value)
+        return nothing + self._initial_log_prob(value[..., 0, :].expand(shape + value.shape[-1:]))
 
     @torch.no_grad()
-    def check_solution(self, value: Tensor) -> None:
-        """Refuse a path that does not follow the flow."""
+    def check_solution(self, value: Tensor) -> Tensor:
+        """Refuse a path that does not follow the flow.
+
+        :returns: Zeros of the batch shape, for Pyro to trace what the flow depends on.
+        """
         shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
         value = value.expand(shape + value.shape[-2:])
         gap = (self.flow(value[..., 0, :]) - value).abs()
@@ -109,3 +112,4 @@ class ODEPath(PathDistribution):
                 "begins where it does: its density is zero, and the KL to another flow infinite. "
                 "Share the drift of model and guide, or use SDEPath, which leaves room for noise"
             )
+        return torch.zeros_like(gap[..., 0, 0])

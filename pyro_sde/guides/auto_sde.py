@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.effect import AutoMessenger
 from pyro.infer.autoguide.utils import deep_setattr
@@ -27,12 +26,13 @@ from .controls import MLPControl
 from .encoders import Encoding, Observations, as_observations
 from .ownership import claim_parameters
 from .path_posterior import PathPosterior
-from .visibility import Rehearsal, Veil, is_recorded
+from .views import Views
+from .visibility import Rehearsal, Veil, is_recorded, weighed
 
 __all__ = ["AutoSDE"]
 
 
-class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
+class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
     r"""A guide whose path sites follow the posterior SDE: the model's own process pushed by a
     learned control u(t, z), that is, with the drift
 
@@ -127,13 +127,13 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         return {
             k: v
             for k, v in state.items()
-            if k not in ("trace", "_rest_trace", "_encoding", "_given")
+            if k not in ("trace", "_rest_trace", "_encoding", "_given", "_example")
         }
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self.trace, self._rest_trace = Trace(), None
-        self._encoding = self._given = None
+        self._encoding = self._given = self._example = None
 
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
         """Build every parameter, from one run of the model on the given arguments.
@@ -164,6 +164,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
                 self.rest = self._rest_class(poutine.block(self.model, hide_fn=hidden))
                 self.rest(*args, **kwargs)
         self.path_sites, self.other_sites = tuple(paths), tuple(sorted(others))
+        self._example = args, kwargs
         return self
 
     def _check_sites(self, latents: dict[str, Any], paths: dict[str, WrappedPath]) -> None:
@@ -322,40 +323,8 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         if self._rest_trace is not None:
             for name, site in self._rest_trace.nodes.items():
                 if site["type"] == "sample" and site["infer"].get("is_auxiliary"):
-                    guide_trace.add_node(name, **site)
+                    guide_trace.add_node(name, **weighed(name, site, model_trace, self.other_sites))
         return model_trace, guide_trace
-
-    @torch.no_grad()
-    def quantiles(
-        self,
-        quantiles: Any,
-        *args: Any,
-        num_samples: int = 1000,
-        parallel: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Tensor]:
-        """Posterior quantiles of each latent, by sampling.
-
-        :param quantiles: Numbers between 0 and 1.
-        :param num_samples: How many posterior samples.
-        :param parallel: Draw them at once, if the model can be vectorised.
-        :returns: A dict from site names to tensors with one leading entry per quantile.
-        """
-        self.setup(*args, **kwargs)
-        sites = (*self.path_sites, *self.other_sites)
-        draw = Predictive(self, num_samples=num_samples, return_sites=sites, parallel=parallel)
-        samples = draw(*args, **kwargs)
-        result = {}
-        for name, value in samples.items():
-            q = torch.as_tensor(quantiles, dtype=value.dtype, device=value.device)
-            result[name] = torch.quantile(value, q, dim=0)
-        return result
-
-    def median(
-        self, *args: Any, num_samples: int = 1000, parallel: bool = False, **kwargs: Any
-    ) -> dict[str, Tensor]:
-        """Posterior medians of each latent, by sampling; of a path, at each time."""
-        return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
 
 
 def _hide_all_but(names: frozenset[str], msg: Any) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import site_is_subsample
 
-__all__ = ["Rehearsal", "Veil", "is_recorded"]
+__all__ = ["Rehearsal", "Veil", "is_recorded", "weighed"]
 
 
 def is_recorded() -> bool:
@@ -56,3 +57,21 @@ class Rehearsal(Messenger):
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["infer"].pop("_do_not_trace", False):
             del msg["infer"]["is_auxiliary"]
+
+
+def weighed(name: str, site: Any, model_trace: Trace, latents: Iterable[str]) -> dict:
+    """A site that a guide has beside those of the model, with the scale and the mask of the
+    latents it is drawn for: what stands around the model does not stand around the guide.
+
+    :param latents: Whose draw it is, where its name does not tell.
+    """
+    nodes: dict[str, Any] = dict(model_trace.nodes)
+    base = name.removesuffix("_unconstrained")
+    found = [nodes[n] for n in ([base] if base in nodes else latents) if n in nodes]
+    if not found or not all(_alike(s[k], found[0][k]) for s in found for k in ("scale", "mask")):
+        return site
+    return {**site, "scale": found[0]["scale"], "mask": found[0]["mask"]}
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)

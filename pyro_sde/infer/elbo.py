@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..distributions.guard import defer_scoring, score_as_usual
 from ..distributions.tolerance import current_tolerance
 from ..distributions.wrapping import unwrap
 from .girsanov import ESTIMATORS, path_divergence
+from .parts import ElboParts, current_parts
 
 __all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
 
@@ -53,7 +55,20 @@ class _PathELBO:
                 "given another one, which would be ignored. Give both the same callable, handlers "
                 "(poutine.scale, poutine.condition, ...) applied beforehand"
             )
-        return super()._get_traces(model, guide, args, kwargs)  # type: ignore[misc]
+        traces = super()._get_traces(model, guide, args, kwargs)  # type: ignore[misc]
+        parts = current_parts()
+        return traces if parts is None else self._recorded(traces, parts)
+
+    def _recorded(
+        self, traces: Iterator[tuple[Trace, Trace]], parts: ElboParts
+    ) -> Iterator[tuple[Trace, Trace]]:
+        parts.clear()
+        elbo: Any = self
+        number = 1 if elbo.vectorize_particles else elbo.num_particles
+        analytic = isinstance(self, TraceMeanField_ELBO)
+        for model_trace, guide_trace in traces:
+            parts.add(model_trace, guide_trace, elbo.num_particles, number, analytic)
+            yield model_trace, guide_trace
 
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
@@ -90,8 +105,11 @@ class _PathELBO:
                     f"site {name!r} has another {key} in the model than in the guide; apply "
                     f"poutine.{key} to both"
                 )
+        watch = None
+        if current_parts() is not None:
+            watch = functools.partial(guide_site.__setitem__, "path_terms")
         term = path_divergence(
-            guide_site["fn"], model_site["fn"], guide_site["value"], self.path_estimator
+            guide_site["fn"], model_site["fn"], guide_site["value"], self.path_estimator, watch
         )
         scaled = scale_and_mask(term, guide_site["scale"], guide_site["mask"])
         no_score: Any = 0  # a path is always reparametrised

@@ -14,6 +14,7 @@ For c = 1 and :math:`w = u \sqrt{dt}` the sums over the steps are Girsanov's two
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -22,7 +23,8 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 
 from ..distributions.path import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
-from .steps import Steps, compare
+from .parts import PathTerms
+from .steps import AnySteps, LeanSteps, Steps, compare
 
 __all__ = ["ESTIMATORS", "GirsanovTerms", "girsanov", "path_divergence"]
 
@@ -155,11 +157,19 @@ def girsanov(q: Distribution, p: Distribution, value: Tensor) -> GirsanovTerms:
     return GirsanovTerms(outer.reduce(steps.kl()), outer.reduce(steps.martingale()))
 
 
-def path_divergence(q: Distribution, p: Distribution, value: Tensor, estimator: str) -> Tensor:
+def path_divergence(
+    q: Distribution,
+    p: Distribution,
+    value: Tensor,
+    estimator: str,
+    watch: Callable[[PathTerms], None] | None = None,
+) -> Tensor:
     """An estimate of KL(q || p) from one path, the initial state included.
 
     ``"kl"`` is the quadratic part, ``"full"`` the whole log ratio, ``"stl"`` the log ratio as a
     function of the path alone.
+
+    :param watch: Called with what the estimate is made of.
     """
     outer, q_path, p_path, path = _pair(q, p, value)
     steps = compare(q_path, p_path, path)
@@ -168,4 +178,27 @@ def path_divergence(q: Distribution, p: Distribution, value: Tensor, estimator: 
     else:
         term = steps.kl() if estimator == "kl" else steps.kl() + steps.martingale()
     start = _initial_divergence(q_path, p_path, path[..., 0, :], estimator)
+    if watch is not None:
+        with torch.no_grad():
+            watch(_terms(steps, start, term, q_path, outer))
     return outer.reduce(term + start)
+
+
+def _terms(
+    steps: AnySteps,
+    start: Tensor | float,
+    like: Tensor,
+    path: PathDistribution,
+    outer: WrappedPath,
+) -> PathTerms:
+    by_step = None
+    if not isinstance(steps, LeanSteps):
+        by_step = steps.kl_of_steps()
+        by_step = outer.reduce(by_step.expand(by_step.shape[:1] + like.shape))
+    return PathTerms(
+        path.times,
+        path.event_shape[-1],
+        outer.reduce(torch.zeros_like(like) + start),
+        outer.reduce(steps.kl().expand_as(like)),
+        by_step,
+    )

@@ -17,7 +17,7 @@ from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
 from .sums import products, squares
 
-__all__ = ["Steps", "compare"]
+__all__ = ["AnySteps", "LeanSteps", "Steps", "compare"]
 
 
 @dataclass

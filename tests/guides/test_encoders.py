@@ -347,7 +347,7 @@ def test_saving_keeps_the_units(tmp_path):
     copy = pickle.loads(pickle.dumps(guide))
     pyro.clear_param_store()
     other = AutoSDE(model, encoder=GRUEncoder(D, hidden=8, context=4)).setup(*(x[:3] for x in args))
-    other.load_state_dict(torch.load(tmp_path / "guide.pt"))
+    other.load_state_dict(torch.load(tmp_path / "guide.pt", weights_only=True))
     before = loss_and_gradients(model, guide, args)
     for again in (copy, other):
         pyro.clear_param_store()

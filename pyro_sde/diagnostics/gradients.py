@@ -1,4 +1,4 @@
-"""Looking at an inference problem: how noisy are its gradients?"""
+"""How noisy are the gradients of an inference problem?"""
 
 from __future__ import annotations
 

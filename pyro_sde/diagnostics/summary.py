@@ -1,0 +1,170 @@
+"""A guide at a glance: its sites, grids and parameters, and where its KL is spent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.params.param_store import normalize_param_name
+
+from ..distributions.wrapping import unwrap
+from ..infer import ElboParts, PathParts
+from .explosion import ExplosionWarning, explosion
+from .parts import elbo_parts
+
+__all__ = ["SiteSummary", "Summary", "summarise"]
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """One sample site."""
+
+    name: str
+    role: str
+    """``"path"``, ``"latent"`` or ``"observed"``."""
+    kind: str
+    """The model's distribution."""
+    batch: tuple[int, ...]
+    event: tuple[int, ...]
+    steps: int = 0
+    """Of the grid of a path; each evaluates drift and control once."""
+    start: float = 0.0
+    end: float = 0.0
+    smallest: float = 0.0
+    """The shortest step."""
+    largest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What ``guide.summary()`` found. Print it, or read its fields."""
+
+    name: str
+    sites: tuple[SiteSummary, ...]
+    parameters: dict[str, tuple[int, ...]]
+    """Name and shape of all that the ELBO trains, in the model too."""
+    parts: ElboParts
+    draws: int
+    """How many draws the parts are averaged over."""
+    bins: int
+
+    @property
+    def total(self) -> int:
+        """The number of parameters."""
+        return sum(torch.Size(shape).numel() for shape in self.parameters.values())
+
+    @property
+    def evaluations(self) -> int:
+        """Steps of all paths: how often controls are evaluated for one draw."""
+        return sum(site.steps for site in self.sites)
+
+    def kl_by_time(self, site: str) -> list[tuple[float, float, float]]:
+        """The KL of the steps of a path in equal spans of time: from, to, nats.
+
+        Empty where the KL of single steps is not known (``memory="recompute"``). A batch of grids
+        counts by the mean time of each step.
+        """
+        return _by_time(self.parts.paths[site], self.bins)
+
+    def __str__(self) -> str:
+        return "\n\n".join(self._tables())
+
+    __repr__ = __str__
+
+    def _tables(self) -> Iterable[str]:
+        head = ["site", "role", "distribution", "batch", "event", "steps", "from", "to", "dt"]
+        yield _table(self.name, head, [self._site(s) for s in self.sites])
+        rows = [[k, str(v), f"{torch.Size(v).numel():,}"] for k, v in self.parameters.items()]
+        title = f"{self.total:,} parameters"
+        yield _table(title, ["parameter", "shape", "number"], rows)
+        rows = []
+        for name, kl in self.parts.kl.items():
+            path = self.parts.paths.get(name)
+            rows.append([name, f"{kl:.4g}", "" if path is None else f"{path.start:.4g}"])
+            for a, b, nats in [] if path is None else self.kl_by_time(name):
+                rows.append([f"  {a:.4g} to {b:.4g}", f"{nats:.4g}", ""])
+        kl, data = sum(self.parts.kl.values()), sum(self.parts.log_likelihood.values())
+        title = (
+            f"ELBO {self.parts.elbo:.5g} = log likelihood {data:.5g} - KL {kl:.5g} "
+            f"({self.draws} draws, {self.evaluations} evaluations of controls each)"
+        )
+        yield _table(title, ["KL of", "nats", "of its start"], rows)
+
+    @staticmethod
+    def _site(s: SiteSummary) -> list[str]:
+        row = [s.name, s.role, s.kind, str(s.batch), str(s.event)]
+        if not s.steps:
+            return [*row, "", "", "", ""]
+        dt = f"{s.smallest:.3g}"
+        if s.largest - s.smallest > 1e-3 * s.smallest:
+            dt += f" to {s.largest:.3g}"
+        return [*row, str(s.steps), f"{s.start:.4g}", f"{s.end:.4g}", dt]
+
+
+def summarise(guide: Any, args: tuple, kwargs: dict, num_particles: int, bins: int) -> Summary:
+    """The summary of a guide on these arguments; the random state is left as it was."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1: found {bins}")
+    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with poutine.trace(param_only=True) as capture:
+            parts = elbo_parts(guide.model, guide, *args, num_particles=num_particles, **kwargs)
+        model_trace, _ = guide.get_traces()
+    nodes: dict[str, Any] = dict(capture.trace.nodes)
+    parameters = {
+        normalize_param_name(name): tuple(site["value"].unconstrained().shape)
+        for name, site in nodes.items()
+    }
+    sites = [_site(n, s) for n, s in model_trace.nodes.items() if s["type"] == "sample"]
+    message = explosion(parts)
+    if message is not None:
+        warnings.warn(message, ExplosionWarning, stacklevel=3)
+    return Summary(guide._pyro_name, tuple(sites), parameters, parts, num_particles, bins)
+
+
+def _site(name: str, site: Any) -> SiteSummary:
+    wrapped = unwrap(site["fn"])
+    shapes = tuple(site["fn"].batch_shape), tuple(site["fn"].event_shape)
+    role = "observed" if site["is_observed"] else "latent"
+    if wrapped is None:
+        return SiteSummary(name, role, _kind(site["fn"]), *shapes)
+    times = wrapped.path.times
+    dt = times.diff()
+    return SiteSummary(
+        name,
+        role if site["is_observed"] else "path",
+        type(wrapped.path).__name__,
+        *shapes,
+        dt.shape[-1],
+        *(float(x) for x in (times.min(), times.max(), dt.min(), dt.max())),
+    )
+
+
+def _kind(fn: Any) -> str:
+    while type(fn).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
+        fn = fn.base_dist
+    return type(fn).__name__
+
+
+def _by_time(path: PathParts, bins: int) -> list[tuple[float, float, float]]:
+    if path.steps is None:
+        return []
+    times = path.times.reshape(-1, path.times.shape[-1]).mean(0)
+    edges = torch.linspace(float(times[0]), float(times[-1]), bins + 1, dtype=torch.float64)
+    middle = ((times[1:] + times[:-1]) / 2).double()
+    index = (torch.bucketize(middle, edges.to(middle.device)) - 1).clamp(0, bins - 1)
+    nats = torch.zeros(bins, dtype=torch.float64, device=middle.device)
+    nats.index_add_(0, index, path.steps.double())
+    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), nats.tolist(), strict=True))
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+    text = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+    return "\n".join([title, text[0], "-" * (sum(widths) + 2 * len(widths) - 2), *text[1:]])

@@ -1,0 +1,15 @@
+"""Training: a loop around SVI, with checkpoints to go on from."""
+
+from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .fit import fit
+from .history import History
+from .loop import Diverged
+
+__all__ = [
+    "CheckpointError",
+    "Diverged",
+    "History",
+    "fit",
+    "load_checkpoint",
+    "save_checkpoint",
+]

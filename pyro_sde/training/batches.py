@@ -1,0 +1,74 @@
+"""Mini-batches whose order depends on nothing but a seed and the number of the epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Batches", "as_arguments"]
+
+
+def as_arguments(data: Any) -> tuple[tuple, dict[str, Any]]:
+    """A tuple is positional arguments, a dict is named ones, all else is one argument."""
+    if isinstance(data, tuple):
+        return data, {}
+    return ((), dict(data)) if isinstance(data, dict) else ((data,), {})
+
+
+class Batches:
+    """The arguments of the model at every step.
+
+    :param data: See :func:`as_arguments`.
+    :param size: Rows in a batch; None for all of the data in every step.
+    """
+
+    def __init__(self, data: Any, size: int | None) -> None:
+        self.args, self.kwargs = as_arguments(data)
+        self.size, self.seed = size, 0
+        self.rows: int | None = None
+        self._order: tuple[int, Tensor] | None = None
+        if size is None:
+            return
+        tensors = {k: x for k, x in self._named().items() if _has_rows(x)}
+        lengths = {k: len(x) for k, x in tensors.items()}
+        if not lengths:
+            raise ValueError("batch_size needs tensors to take rows of, and data has none")
+        if len(set(lengths.values())) > 1:
+            raise ValueError(
+                f"with batch_size, the tensors in data must have the same number of rows: found "
+                f"{lengths}. What all rows share (a grid, say) is not for data: close over it, or "
+                "bind it with functools.partial"
+            )
+        self.rows = next(iter(lengths.values()))
+        if not 1 <= size <= self.rows:
+            raise ValueError(f"batch_size must be 1 to {self.rows}, the rows of data: found {size}")
+
+    def _named(self) -> dict[Any, Any]:
+        return {**dict(enumerate(self.args)), **self.kwargs}
+
+    def __len__(self) -> int:
+        """Steps in an epoch. The rows that are left over come in other epochs."""
+        return 1 if self.rows is None or self.size is None else self.rows // self.size
+
+    def __call__(self, step: int) -> tuple[tuple, dict[str, Any]]:
+        if self.rows is None or self.size is None:
+            return self.args, self.kwargs
+        epoch, k = divmod(step, len(self))
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, self._shuffle(epoch)
+        index = self._order[1][k * self.size : (k + 1) * self.size]
+
+        def take(x: Any) -> Any:
+            return x[index.to(x.device)] if _has_rows(x) else x
+
+        return tuple(map(take, self.args)), {k: take(x) for k, x in self.kwargs.items()}
+
+    def _shuffle(self, epoch: int) -> Tensor:
+        seed = (self.seed * 1_000_003 + epoch) % 2**63
+        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+
+
+def _has_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0

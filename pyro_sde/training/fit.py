@@ -1,0 +1,231 @@
+"""Training that hides nothing: the loop that everybody writes, with what it always lacks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
+from tqdm.auto import tqdm
+
+from ..infer import TraceSDE_ELBO, kl_weight
+from .batches import Batches
+from .history import History
+from .interrupt import Interrupt
+from .loop import Training
+from .schedules import make_schedule
+
+__all__ = ["fit"]
+
+
+def fit(
+    model: Callable,
+    guide: Callable,
+    data: Any = (),
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    schedule: str | Callable[[int], float] | None = None,
+    optim: PyroOptim | None = None,
+    elbo: Any = None,
+    clip: float | None = None,
+    anneal: int | Callable[[int], float] = 0,
+    validation: Any = None,
+    every: int | None = None,
+    patience: int | None = None,
+    validation_draws: int = 10,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int = 100,
+    resume: bool = False,
+    seed: int | None = None,
+    progress: bool = True,
+) -> History:
+    """Train a model and its guide with SVI, for so many steps or epochs.
+
+    What it does, and what you write when you want it otherwise::
+
+        pyro.set_rng_seed(seed)
+        optim = PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, {
+            "optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "lr_lambda": schedule})
+        svi = SVI(model, guide, optim, TraceSDE_ELBO())
+        for i in range(steps):
+            with anneal_kl(kl_weight(i, anneal)):
+                svi.step(*data)
+            optim.step()
+
+    Parameters then are bit for bit the same. Around it, each where it is asked for: mini-batches,
+    clipping, an early stop that goes back to the best validation, checkpoints. A loss or gradient
+    that is not finite raises :class:`~pyro_sde.training.Diverged` before it reaches a parameter.
+    Ctrl-C ends the training after the step, saves, and returns; a second one is as always.
+
+    A run that was killed goes on with ``resume=True`` from its last checkpoint, exactly as if it
+    had not been: parameters, optimiser, random numbers and the order of batches are those it
+    would have had. Learning rate, schedule, clipping and the number of steps may be changed. A
+    run that is finished is loaded, not trained.
+
+    With mini-batches the model is told the size of the whole by its plate, so that the likelihood
+    is scaled up. Where it needs to know which rows it has been given (AutoSDE does, of paths
+    inside of the plate without an encoder), make their numbers a part of the data::
+
+        def model(index, y):                                # data = (torch.arange(n), y)
+            with pyro.plate("series", n, subsample=index):
+                ...
+
+    Example::
+
+        >>> import pyro, pyro.distributions as dist
+        >>> from pyro_sde import AutoSDE
+        >>> from pyro_sde.distributions import OrnsteinUhlenbeck
+        >>> pyro.clear_param_store()
+        >>> def model(y):
+        ...     z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, torch.linspace(0, 1, 9)))
+        ...     pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+        >>> history = fit(model, AutoSDE(model), torch.tensor(1.0), steps=20, progress=False)
+        >>> len(history.elbo), list(history.kl_by_site)
+        (20, ['z'])
+
+    :param model: The model: a function with parameters in Pyro's store, or a PyroModule.
+    :param guide: The guide, of any kind.
+    :param data: The arguments of both: a tuple, a dict by name, or a single one.
+    :param steps: How many steps; or
+    :param epochs: how often to go through the data; without ``batch_size`` an epoch is a step.
+    :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees.
+    :param lr: The largest learning rate of Adam, 0.01 if not given.
+    :param schedule: ``"cosine"``, ``"one_cycle"``, or a function from the step to a factor of it.
+    :param optim: An optimiser of Pyro in the place of both.
+    :param elbo: The ELBO, by default :class:`~pyro_sde.TraceSDE_ELBO`.
+    :param clip: The largest norm of all gradients together.
+    :param anneal: In how many steps the weight of the KL rises to 1, or a function from the step
+        to a weight; see :class:`~pyro_sde.anneal_kl`.
+    :param validation: Arguments as ``data``; the parameters with the best ELBO of them are kept.
+    :param every: Steps between validations: an epoch, or a twentieth of all steps.
+    :param patience: Stop after so many validations without a better one.
+    :param validation_draws: How many evaluations of the ELBO a validation averages.
+    :param checkpoint: A file to save to.
+    :param checkpoint_every: After how many steps: what a killed run loses at most.
+    :param resume: Go on from ``checkpoint``, if there is one.
+    :param seed: Of all random numbers, and of the order of batches; the seed of torch for that, if
+        not given.
+    :param progress: Whether to show a bar.
+    """
+    batches = Batches(data, batch_size)
+    if (steps is None) == (epochs is None):
+        raise ValueError("give either steps or epochs")
+    total = steps if steps is not None else (epochs or 0) * len(batches)
+    _check_positive(checkpoint_every=checkpoint_every, validation_draws=validation_draws)
+    _check_positive(every=every, patience=patience, clip=clip, lr=lr)
+    if validation is None and (every is not None or patience is not None):
+        raise ValueError("every and patience are about validation, which is not given")
+    if optim is not None and (lr is not None or schedule is not None):
+        raise ValueError("optim has a learning rate of its own: give either it, or lr and schedule")
+    file = None if checkpoint is None else Path(checkpoint)
+    if resume and file is None:
+        raise ValueError("resume=True needs to know from where: give checkpoint, a path")
+    if file is not None and pyro.settings.get("module_local_params"):
+        raise NotImplementedError(
+            "checkpoint needs the parameters in Pyro's store, and module_local_params keeps them "
+            "out of it: call pyro.settings.set(module_local_params=False)"
+        )
+    goes_on = file is not None and file.exists()
+    if goes_on and not resume:
+        raise FileExistsError(
+            f"{file} is there already: go on from it with resume=True, move it away, or give "
+            "another path"
+        )
+    factor = make_schedule(schedule, total)
+    if optim is None:
+        lr = 0.01 if lr is None else lr
+        optim = _adam(lr, factor)
+    training = Training(
+        model,
+        guide,
+        TraceSDE_ELBO() if elbo is None else elbo,
+        optim,
+        batches,
+        lr,
+        factor,
+        anneal if callable(anneal) else lambda step: kl_weight(step, anneal),
+        clip,
+        validation,
+        validation_draws,
+        file,
+    )
+    if goes_on:
+        batches.seed = seed or 0
+        training.restore(seed)
+    else:
+        batches.seed = torch.initial_seed() % 2**62 if seed is None else seed
+        if seed is not None:
+            pyro.set_rng_seed(seed)
+    if every is None:
+        every = len(batches) if batch_size is not None else max(1, total // 20)
+    return _run(training, total, every, patience, checkpoint_every, progress)
+
+
+def _adam(lr: float, factor: Callable[[int], float]) -> PyroOptim:
+    return PyroLRScheduler(
+        torch.optim.lr_scheduler.LambdaLR,
+        {"optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "lr_lambda": factor},
+    )
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive: found {value!r}")
+
+
+def _run(
+    training: Training,
+    total: int,
+    every: int,
+    patience: int | None,
+    checkpoint_every: int,
+    progress: bool,
+) -> History:
+    history, first = training.history, training.step
+    bar = tqdm(
+        total=total, initial=first, desc="fit", unit="step", mininterval=0.2, disable=not progress
+    )
+    with bar, Interrupt() as interrupt:
+        while training.step < total and not interrupt.came:
+            if _is_out_of_patience(history, patience):
+                break
+            training.take_step()
+            if training.validation is not None and (
+                training.step % every == 0 or training.step == total
+            ):
+                training.validate()
+            if training.step % checkpoint_every == 0:
+                training.save()
+            bar.update()
+            if training.step % 10 == 0 or training.step == total:
+                bar.set_postfix(_figures(history), refresh=False)
+    if training.step > first:
+        training.save()
+    history.stopped = "steps"
+    if training.step < total:
+        history.stopped = "interrupted" if interrupt.came else "patience"
+    training.go_to_best()
+    return history
+
+
+def _is_out_of_patience(history: History, patience: int | None) -> bool:
+    if patience is None or history.best is None:
+        return False
+    return sum(step > history.best[0] for step, _ in history.validation) >= patience
+
+
+def _figures(history: History, last: int = 50) -> dict[str, str]:
+    found = {"ELBO": history.elbo, "KL": history.kl, "likelihood": history.log_likelihood}
+    text = {k: f"{sum(v[-last:]) / len(v[-last:]):.5g}" for k, v in found.items()}
+    if history.validation:
+        text["validation"] = f"{history.validation[-1][1]:.5g}"
+    return text

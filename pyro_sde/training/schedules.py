@@ -1,0 +1,52 @@
+"""Learning rates over a training, as factors of the largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["make_schedule"]
+
+Schedule = Callable[[int], float]
+
+
+def _cosine(x: float) -> float:
+    """From 1 to 0."""
+    return 0.5 * (1 + math.cos(math.pi * x))
+
+
+def _one_cycle(x: float, rise: float = 0.3, first: float = 0.04, last: float = 1e-4) -> float:
+    if x < rise:
+        return 1 - (1 - first) * _cosine(x / rise)
+    return last + (1 - last) * _cosine((x - rise) / (1 - rise))
+
+
+_NAMED: dict[str, Callable[[float], float]] = {
+    "constant": lambda x: 1.0,
+    "cosine": _cosine,
+    "one_cycle": _one_cycle,
+}
+
+
+def make_schedule(schedule: str | Schedule | None, steps: int) -> Schedule:
+    """From the number of a step, from 0, to a factor.
+
+    Example::
+
+        >>> rise_and_fall = make_schedule("one_cycle", 11)
+        >>> [round(rise_and_fall(i), 3) for i in (0, 3, 10)]
+        [0.04, 1.0, 0.0]
+
+    :param schedule: ``"constant"`` (None), ``"cosine"`` (from 1 to 0), ``"one_cycle"`` (from 0.04
+        up to 1 within the first three tenths, then down to 1e-4) or such a function itself.
+    :param steps: How many there are.
+    """
+    if callable(schedule):
+        return schedule
+    shape = _NAMED.get(schedule or "constant")
+    if shape is None:
+        raise ValueError(
+            f"schedule must be one of {', '.join(_NAMED)}, or a function from the step to a "
+            f"factor: found {schedule!r}"
+        )
+    return lambda step: shape(min(step / max(steps - 1, 1), 1.0))

@@ -1,0 +1,139 @@
+"""All that training changes: parameters, buffers, optimiser, random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.poutine as poutine
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+
+from .checkpoint import CheckpointError
+
+__all__ = [
+    "buffers_of",
+    "check_same",
+    "copy_into",
+    "forget_parameters",
+    "keep_random_state",
+    "met_parameters",
+    "optimiser_name",
+    "random_state",
+    "restore_optimiser",
+    "set_random_state",
+]
+
+
+def random_state() -> dict[str, Any]:
+    """Of torch on every device, numpy and Python."""
+    version, python, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
+        "python": [version, torch.tensor(python), gauss],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    version, python, gauss = state["python"]
+    kind, keys, *rest = state["numpy"]
+    random.setstate((version, tuple(python.tolist()), gauss))
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def keep_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, outside is as if it had not been."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+
+
+def met_parameters(capture: Any) -> dict[str, Tensor]:
+    """The unconstrained parameters that a trace has met, in order."""
+    nodes: dict[str, Any] = dict(capture.trace.nodes)
+    return {name: site["value"].unconstrained() for name, site in nodes.items()}
+
+
+def buffers_of(**modules: Callable) -> dict[str, Tensor]:
+    """The buffers that belong to the state of those callables that are modules."""
+    found = {}
+    for role, fn in modules.items():
+        inner = poutine.unwrap(fn)
+        if isinstance(inner, nn.Module):
+            learned = dict(inner.named_parameters(remove_duplicate=False))
+            for name, value in inner.state_dict(keep_vars=True).items():
+                if name not in learned and isinstance(value, Tensor):
+                    found[f"{role}.{name}"] = value
+    return found
+
+
+def check_same(path: Any, what: str, found: dict[str, Tensor], mine: dict[str, Tensor]) -> None:
+    """That the tensors of a file are those of this model and guide."""
+    there, here = sorted(set(found) - set(mine)), sorted(set(mine) - set(found))
+    if there or here:
+        raise CheckpointError(
+            f"{path} is of another model or guide: {what} only there: {there[:5]}, only here: "
+            f"{here[:5]}. Nothing was loaded; give another path to begin anew"
+        )
+    for name, x in mine.items():
+        a, b = found[name], x
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise CheckpointError(
+                f"{path} is of another model or guide: {name} is {_look(a)} there and {_look(b)} "
+                "here. Nothing was loaded; give another path to begin anew"
+            )
+
+
+def _look(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+
+
+@torch.no_grad()
+def copy_into(mine: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    for name, x in found.items():
+        mine[name].copy_(x)
+
+
+def optimiser_name(optim: PyroOptim) -> str:
+    """What kind of state it has."""
+    makers = [optim.pt_optim_constructor, getattr(optim, "pt_scheduler_constructor", None)]
+    return " ".join(getattr(m, "__name__", type(m).__name__) for m in makers if m is not None)
+
+
+def restore_optimiser(
+    optim: PyroOptim, state: dict[str, Any], lr: float | None, schedule: Callable[[int], float]
+) -> None:
+    """
+    :param lr: The learning rate from now on, to be multiplied by the schedule; None leaves both
+        to the optimiser.
+    """
+    if lr is not None:
+        for entry in state.values():
+            rates, (group,) = entry["scheduler"], entry["optimizer"]["param_groups"]
+            group["initial_lr"], group["lr"] = lr, lr * schedule(rates["last_epoch"])
+            rates["base_lrs"], rates["_last_lr"] = [lr], [group["lr"]]
+    # Pyro gives a state to a parameter's optimiser when it makes that.
+    optim.optim_objs.clear()
+    optim.grad_clip.clear()
+    optim.set_state(state)
+
+
+def forget_parameters(names: set[str]) -> None:
+    """Take parameters out of Pyro's store again."""
+    store = pyro.get_param_store()
+    for name in names & set(store.keys()):
+        del store[name]
