@@ -1,6 +1,6 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, metrics, nn, solvers
+from . import diagnostics, distributed, distributions, guides, infer, metrics, nn, solvers
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
@@ -21,6 +21,7 @@ __all__ = [
     "anneal_kl",
     "check_series",
     "diagnostics",
+    "distributed",
     "distributions",
     "fill_missing",
     "forecast",

@@ -19,6 +19,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
+from ..distributed import check_shared
 from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
 from ..series import check_series
@@ -221,6 +222,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
         :returns: A dict from latent site names to values.
         """
         self.setup(*args, **kwargs)
+        check_shared(self.named_parameters())
         claim_parameters(self)
         self.trace, self._rest_trace = Trace(), None  # the last draw, before there is another
         self._encoding = None
