@@ -1,10 +1,11 @@
 """Training in several processes: DistributedDataParallel around the ELBO of series or an SDE-BNN.
 
 `torchrun --nproc-per-node 2 examples/distributed.py --task series`; plain python is one process.
-Each takes its part of a mini-batch and draws noise of its own; gradients are averaged, so that all
-keep the same parameters. A plate scales every part to the whole data set, and the KL of a global
-latent, the weights of a network, counts once in each process, so once in the average. The number is what is left to win: for the series the gap in nats between the ELBO of one and its
-exact log evidence, for the network the root mean square error of its mean function.
+Each takes its part of a mini-batch, scaled by a plate to the whole data set, with noise of its own,
+and the gradients are averaged. The KL of a global latent, the weights of a network, counts once in
+each process, so once in the average. The number is what is left to win: for the series the gap in
+nats between the ELBO of one and its exact log evidence, for the network the root mean square error
+of its mean function.
 """
 
 import argparse
@@ -109,11 +110,10 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)(model, guide)
     loss_of = elbo if world == 1 else DistributedDataParallel(elbo)
     seed_rank(args.seed)  # other noise on each rank
-
     optimiser = torch.optim.Adam(elbo.parameters(), args.lr)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, args.lr, total_steps=args.iterations + 1)
     batches = islice(mini_batches(args.size, args.batch, args.seed), args.iterations)
-    losses: list[Tensor] = []
+    losses = []
     for rows in tqdm(batches, "training", args.iterations, disable=rank > 0):
         optimiser.zero_grad()
         loss = loss_of(*(x[rows.to(device)] for x in data)) / args.size

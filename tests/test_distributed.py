@@ -251,7 +251,7 @@ def test_mini_batches_deal_the_data():
     for rank in range(2):
         with mock.patch("pyro_sde.distributed.place", lambda rank=rank: (rank, 2)):
             parts.append(list(islice(mini_batches(11, 4, seed=1), 4)))
-            with pytest.raises(ValueError, match="multiple of the 2 processes.*found 3"):
+            with pytest.raises(ValueError, match=r"multiple of the 2 processes.*found 3"):
                 mini_batches(11, 3)
     for rows, *both in zip(whole, *parts, strict=True):
         assert torch.equal(torch.stack(both, -1).flatten(), rows)
@@ -284,7 +284,7 @@ def test_a_guide_that_was_not_set_up(alone, elbo):
     late = AutoSDE(model, name="late")
     wrapped = DistributedDataParallel(elbo()(model, late))
     late.setup(*data)
-    with pytest.raises(RuntimeError, match=r"not given \d+ parameters, 'paths.block.w"):
+    with pytest.raises(RuntimeError, match=r"not given \d+ parameters, 'paths\.block\.w"):
         wrapped(*data)
     assert torch.isfinite(DistributedDataParallel(elbo()(model, late))(*data))
 
@@ -294,14 +294,14 @@ def test_an_encoder_alone_is_not_a_guide(alone):
     data = example.Series.simulate(SIZE)
     model, guide = example.build("series", *data)
     unset = AutoSDE(model, encoder=guide.encoder, name="other")
-    with pytest.raises(RuntimeError, match="'paths.z"):
+    with pytest.raises(RuntimeError, match=r"'paths\.z"):
         DistributedDataParallel(TraceSDE_ELBO()(model, unset))(*data)
 
 
 def test_other_parameters_that_are_made_late(alone):
     """Those of another autoguide, and those that a model makes by pyro.param."""
     model, data = network()
-    with pytest.raises(RuntimeError, match=r"AutoNormal.locs.block.w"):
+    with pytest.raises(RuntimeError, match=r"AutoNormal\.locs\.block\.w"):
         DistributedDataParallel(TraceSDE_ELBO()(model, AutoNormal(model)))(*data)
 
     class Late(example.Network):
@@ -312,7 +312,7 @@ def test_other_parameters_that_are_made_late(alone):
     pyro.clear_param_store()
     model = Late(SIZE)
     guide = AutoSDE(model).setup(*data)
-    with pytest.raises(RuntimeError, match="'extra'.*PyroParam"):
+    with pytest.raises(RuntimeError, match=r"'extra'.*PyroParam"):
         DistributedDataParallel(TraceSDE_ELBO()(model, guide))(*data)
 
 
