@@ -186,7 +186,7 @@ class AutoSDE(AutoMessenger):  # type: ignore[metaclass]
                 f"{size} series were observed, but no path has as many elements along the plate "
                 f"of dim -1: batch shapes {shapes}"
             )
-        self.encoder.to(next(iter(latents.values()))["value"])
+        self.encoder.to(next(latents[name]["value"] for name in paths if name in self._amortised))
         self.encoder.take_units(observations)
 
     def _posterior(self, name: str, wrapped: WrappedPath, site: Any) -> PathPosterior:
