@@ -110,6 +110,6 @@ def test_other_errors_of_a_step_stay_what_they_are():
 def test_a_block_of_another_precision():
     torch.set_default_dtype(SINGLE)
     net = Network()
-    with pytest.raises(ValueError, match=r"torch\.float64.*weights of torch\.float32"):
+    with pytest.raises(ValueError, match=r"h is torch\.float64, the weights torch\.float32"):
         net(torch.zeros(2, 1, dtype=DOUBLE))
     assert net.double()(torch.zeros(2, 1, dtype=DOUBLE)).dtype == DOUBLE

@@ -293,8 +293,8 @@ class SDEBlock(PyroModule):
                 out = call(t, h, w)
             except RuntimeError as e:
                 raise ValueError(
-                    f"field fails on h of shape {tuple(h.shape)} and {h.dtype}, {self.augment} "
-                    f"channels of augmentation among them, with weights of {w.dtype}: {e}"
+                    f"field fails on h of shape {tuple(h.shape)}, {self.augment} channels of "
+                    f"augmentation among them: {e} (h is {h.dtype}, the weights {w.dtype})"
                 ) from e
             if out.shape != h.shape:
                 raise ValueError(
