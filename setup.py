@@ -10,7 +10,7 @@ assert version is not None
 plot = ["matplotlib>=3.7"]
 metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
-test = ["pytest>=7.4", "tqdm>=4.60", "pandas>=2.0", *plot, *metrics, *vision]
+test = ["pytest>=7.4", "hypothesis>=6.90", "tqdm>=4.60", "pandas>=2.0", *plot, *metrics, *vision]
 
 setup(
     name="pyro-sde",

@@ -6,6 +6,7 @@ Few examples, always the same, unless HYPOTHESIS_PROFILE=thorough.
 import os
 
 import pyro
+import pyro.distributions as dist
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,16 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine import trace
 from torch.distributions import Normal, kl_divergence
 
-from pyro_sde import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, girsanov, select, time_grid
+from pyro_sde import (
+    AutoSDE,
+    GRUEncoder,
+    TraceMeanFieldSDE_ELBO,
+    TraceSDE_ELBO,
+    fill_missing,
+    girsanov,
+    select,
+    time_grid,
+)
 from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck
 from pyro_sde.distributions.wrapping import unwrap
 
@@ -26,7 +36,7 @@ common = {
     "suppress_health_check": list(HealthCheck),
     "phases": (Phase.explicit, Phase.generate, Phase.shrink),
 }
-settings.register_profile("few", derandomize=True, max_examples=40, **common)
+settings.register_profile("few", derandomize=True, max_examples=30, **common)
 settings.register_profile("thorough", max_examples=3000, print_blob=True, **common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
@@ -139,6 +149,49 @@ def test_masked_observations_have_no_influence(case):
     for name in ("stl", "kl"):
         (a,), (b,) = (results(case, guide, estimator(name), y=y) for y in (case.y, other))
         assert a[0] == b[0] and all(torch.equal(a[1][k], b[1][k]) for k in a[1])
+
+
+def observed(times, values, mask):
+    """Paths of the dimension of the observations, one a series."""
+    grid = time_grid(0.0, 1.0, dt=0.4, include=times)
+    with pyro.plate("series", len(times)):
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, torch.zeros(values.shape[-1]), 1.0, grid))
+        y, seen = fill_missing(values, mask)
+        x = dist.StudentT(4.0, select(z, grid, times), 0.4)
+        pyro.sample("y", x.mask(seen).to_event(2), obs=y)
+
+
+@given(
+    st.integers(0, 2**20),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_encoder_sees_what_was_observed_and_no_more(seed, series, n, dim, contraction, single):
+    """Other numbers under the mask, or NaN: the same loss and gradient; and "full" is stock."""
+    torch.set_default_dtype(torch.float32 if single else torch.float64)
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    times, values = torch.rand(series, n).sort(-1).values, torch.randn(series, n, dim)
+    mask = torch.rand(series, n, dim) < 0.6
+    mask[:, 0] = True
+    guide = AutoSDE(observed, encoder=GRUEncoder(dim, 5, 3), contraction=contraction)
+    guide.setup(times, values, mask)
+    for p in guide.parameters():
+        p.data.add_(0.3 * torch.randn_like(p))
+    for name in ("stl", "full"):
+        elbo = TraceSDE_ELBO(path_estimator=name, max_plate_nesting=1)
+        found = [
+            loss_and_gradients(elbo, observed, guide, times, torch.where(mask, values, x), mask)
+            for x in (values, torch.tensor(7.0), torch.tensor(torch.nan))
+        ]
+        for other in found[1:]:
+            assert_close(found[0], other, 0.0)
+    stock = Trace_ELBO(max_plate_nesting=1)
+    stock = loss_and_gradients(stock, observed, guide, times, values, mask)
+    assert_close(found[0], stock, 2e-3 if single else 1e-8)
 
 
 @given(CASES)
