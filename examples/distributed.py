@@ -133,7 +133,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     print(f"{title}: {result['left']:.3f} left to win; noise {result['noise']:.3f}, true {NOISE}")
     fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
     ax.plot(curve.cpu(), color=POSTERIOR, lw=0.7)
-    ax.set(xlabel="step", ylabel="loss, nat a datum", title=title, yscale="asinh")
+    ax.set(xlabel="step", ylabel="loss, nat a datum", title=title)
     save(fig, args, f"distributed_{args.task}.png")
     return result
 

@@ -51,8 +51,8 @@ class Vjp:
     def __init__(self, others: Sequence[Tensor]) -> None:
         self.others = others
         self.swap: Any = nullcontext()
-        if not all(x.is_leaf for x in others):
-            # One may have been computed from another, whose gradient would count that one's too.
+        if _is_computed_from_another(others):
+            # The gradient of the latter would count that of the former, too, and so does autograd.
             self.others = [x.detach().requires_grad_() for x in others]
             self.swap = _Swap(others, self.others)
         self.grads: list[Tensor | None] = [None] * len(others)
@@ -104,11 +104,12 @@ class Vjp:
     def _check(self, outputs: Sequence[Tensor], points: list[Tensor]) -> None:
         """That every path of the graph ends in something known."""
         known = {id(x) for x in [*points, *self.others]}
+        borders = {x.grad_fn for x in self.others if x.grad_fn is not None}
         seen: set[Any] = set()
         todo: list[Any] = [o.grad_fn for o in outputs]
         while todo:
             node = todo.pop()
-            if node is None or node in seen:
+            if node is None or node in seen or node in borders:
                 continue
             seen.add(node)
             variable = getattr(node, "variable", None)
@@ -118,6 +119,23 @@ class Vjp:
                     'pass, inside of a torch.autograd.Function perhaps; use memory="graph"'
                 )
             todo.extend(n for n, _ in node.next_functions)
+
+
+def _is_computed_from_another(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them was."""
+    nodes = {x.grad_fn for x in tensors if x.grad_fn is not None}
+    leaves = {id(x) for x in tensors if x.grad_fn is None}
+    seen: set[Any] = set()
+    todo: list[Any] = [n for node in nodes for n, _ in node.next_functions]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if node in nodes or id(getattr(node, "variable", None)) in leaves:
+            return True
+        seen.add(node)
+        todo.extend(n for n, _ in node.next_functions)
+    return False
 
 
 class _Watch(TorchFunctionMode):

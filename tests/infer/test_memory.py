@@ -198,12 +198,13 @@ def test_a_transformed_path():
 
 
 @pytest.mark.parametrize("drift", [lambda s: s + 1, lambda s: s.square(), torch.sin])
-def test_a_parameter_computed_from_another(drift):
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_parameter_computed_from_another(drift, is_leaf):
     """A step that closes over both: the second is no way around for the gradient of the first."""
     slopes = []
     for memory in ("recompute", "graph"):
         s = torch.tensor([0.7], requires_grad=True)
-        scale = 1.5 * s
+        scale = s if is_leaf else 1.5 * s
         torch.manual_seed(0)
         path = BrownianMotion(scale, TIMES, torch.zeros(1), drift(scale), memory=memory)
         slopes.append(torch.autograd.grad(path.rsample().square().sum(), s)[0])
