@@ -13,7 +13,7 @@ metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
 docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton"]
 docs += ["ziamath", *plot]
-test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.80", "pandas>=2.0"]
+test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.90", "pandas>=2.0"]
 test += ["graphviz>=0.20", *plot, *arviz, *metrics, *vision]
 
 setup(

@@ -1,6 +1,17 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
-from . import diagnostics, distributions, guides, infer, metrics, nn, plotting, solvers, training
+from . import (
+    diagnostics,
+    distributed,
+    distributions,
+    guides,
+    infer,
+    metrics,
+    nn,
+    plotting,
+    solvers,
+    training,
+)
 from .distributions import tolerance
 from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
@@ -24,6 +35,7 @@ __all__ = [
     "anneal_kl",
     "check_series",
     "diagnostics",
+    "distributed",
     "distributions",
     "fill_missing",
     "fit",

@@ -9,12 +9,13 @@ with the steps almost as it does with the tensors. So the forward pass makes non
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["Lean", "Vjp", "check_memory", "run_leanly"]
 
@@ -49,6 +50,11 @@ class Vjp:
 
     def __init__(self, others: Sequence[Tensor]) -> None:
         self.others = others
+        self.swap: Any = nullcontext()
+        if _is_computed_from_another(others):
+            # The gradient of the latter would count that of the former, too, and so does autograd.
+            self.others = [x.detach().requires_grad_() for x in others]
+            self.swap = _Swap(others, self.others)
         self.grads: list[Tensor | None] = [None] * len(others)
 
     def __call__(
@@ -64,7 +70,7 @@ class Vjp:
         :param by_first_only: By one more output, the last, which is differentiated by the first
             argument and by nothing else.
         """
-        with torch.enable_grad():
+        with torch.enable_grad(), self.swap:
             points = [x.detach().requires_grad_() for x in args]
             outputs = fn(*points)
         self._check(outputs, points)
@@ -115,6 +121,23 @@ class Vjp:
             todo.extend(n for n, _ in node.next_functions)
 
 
+def _is_computed_from_another(tensors: Sequence[Tensor]) -> bool:
+    """Whether any of them was."""
+    nodes = {x.grad_fn for x in tensors if x.grad_fn is not None}
+    leaves = {id(x) for x in tensors if x.grad_fn is None}
+    seen: set[Any] = set()
+    todo: list[Any] = [n for node in nodes for n, _ in node.next_functions]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if node in nodes or id(getattr(node, "variable", None)) in leaves:
+            return True
+        seen.add(node)
+        todo.extend(n for n, _ in node.next_functions)
+    return False
+
+
 class _Watch(TorchFunctionMode):
     """Finds what is used that needs a gradient, in a computation that makes none."""
 
@@ -129,6 +152,21 @@ class _Watch(TorchFunctionMode):
             if isinstance(x, Tensor) and x.requires_grad:
                 self.found[id(x)] = x
         return func(*args, **(kwargs or {}))
+
+
+class _Swap(TorchFunctionMode):
+    """Puts leaves of a new graph in the place of tensors that belong to another."""
+
+    def __init__(self, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.copies = {id(x): copy for x, copy in zip(tensors, copies, strict=True)}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        copies = self.copies
+        args, kwargs = tree_map_only(Tensor, lambda x: copies.get(id(x), x), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _Run(torch.autograd.Function):

@@ -42,6 +42,9 @@ EXAMPLES = {
     "lynx_hare.py": [["--steps", "1", "--holdout", "3"]],
     "lorenz.py": [["--series", "16", "--batch", "8"]],
     "co2.py": [["--samples", "20"]],
+    "distributed.py": [
+        ["--task", task, "--size", "12", "--batch", "6"] for task in ("series", "sdebnn")
+    ],
 }
 IMAGE_EXAMPLES = {
     "sdebnn_mnist.py": [["--steps", "2"], ["--initial", "normal", "--contraction"]],

@@ -218,7 +218,16 @@ class PathDistribution(TorchDistribution):
             return refined_sample(self, z0, tol)
         N = self.times.shape[-1] - 1
         eps = torch.randn((N, *z0.shape), dtype=z0.dtype, device=z0.device)
-        draw = self._simulate(z0, eps) if self.memory == "graph" else simulate(self, z0, eps)
+        try:
+            draw = self._simulate(z0, eps) if self.memory == "graph" else simulate(self, z0, eps)
+        except RuntimeError as e:
+            if "dtype" not in str(e):
+                raise
+            raise ValueError(
+                f"a step of the path fails on states of {z0.dtype}, times being "
+                f"{self.times.dtype}: {e}. Use one dtype: times.to(...) as the networks are, or "
+                "network.double()"
+            ) from e
         if self._validate_args:
             check_draw(self, draw)
         self._origin.last = draw

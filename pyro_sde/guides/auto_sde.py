@@ -18,6 +18,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
+from ..distributed import check_shared
 from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
 from ..series import check_series
@@ -200,7 +201,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
                 f"{size} series were observed, but no path has as many elements along the plate "
                 f"of dim -1: batch shapes {shapes}"
             )
-        self.encoder.to(next(iter(latents.values()))["value"])
+        self.encoder.to(next(latents[name]["value"] for name in paths if name in self._amortised))
         self.encoder.take_units(observations)
 
     def _posterior(self, name: str, wrapped: WrappedPath, site: Any) -> PathPosterior:
@@ -236,6 +237,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         :returns: A dict from latent site names to values.
         """
         self.setup(*args, **kwargs)
+        check_shared(self.named_parameters())
         claim_parameters(self)
         self.trace, self._rest_trace = Trace(), None  # the last draw, before there is another
         self._encoding = None

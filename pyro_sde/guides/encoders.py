@@ -37,6 +37,11 @@ class Observations(NamedTuple):
         mask = self.mask & ~self.values.isnan()
         return Observations(self.times, torch.where(mask, self.values, 0.0), mask)
 
+    def to(self, like: Tensor) -> Observations:
+        """Times and values in the dtype of ``like``, on its device."""
+        mask = self.mask.to(like.device)
+        return Observations(self.times.to(like), self.values.to(like), mask)
+
     def last(self) -> Tensor:
         """The time of each series' last observation."""
         return self.times.masked_fill(~self.rows, -torch.inf).amax(-1)
@@ -189,8 +194,8 @@ class GRUEncoder(_Encoder):
         self.first = nn.Linear(hidden, hidden)
 
     def forward(self, times: Tensor, values: Tensor, mask: Tensor) -> Encoding:
-        observations = Observations(times, values, mask)
-        rows, inputs = observations.rows, self._inputs(observations)
+        observations = Observations(times, values, mask).to(self.loc)
+        times, rows, inputs = observations.times, observations.rows, self._inputs(observations)
         # Last observation first, what is missing behind all others, where nothing reads it.
         late = times.masked_fill(~rows, -torch.inf)
         order = late.argsort(dim=-1, descending=True, stable=True)
@@ -207,7 +212,7 @@ class GRUEncoder(_Encoder):
 
         def look(t: Tensor, inclusive: bool = False) -> Tensor:
             """What is known at times of shape (..., S)."""
-            at = t.movedim(-1, 0).reshape(len(times), -1)
+            at = t.to(late).movedim(-1, 0).reshape(len(times), -1)
             # How many observations come after t, which is the number of the next one.
             index = torch.searchsorted(-late, -at.contiguous(), right=inclusive)
             gap = torch.where(index > 0, when.gather(-1, index) - at, torch.zeros_like(at))
@@ -260,7 +265,8 @@ class SummaryEncoder(_Encoder):
                 f"the encoder reads length={self.length} observations of each series: found "
                 f"{times.shape[1]}; give those alone as AutoSDE(..., observations=)"
             )
-        h = self.read(self._inputs(Observations(times, values, mask)).flatten(1))
+        observations = Observations(times, values, mask).to(self.loc)
+        h = self.read(self._inputs(observations).flatten(1))
         context = self.out(h)
         return Encoding(
             lambda t: self.first(h), lambda t: context.expand(*t.shape[:-1], *context.shape)

@@ -17,6 +17,7 @@ from pyro.infer.traceenum_elbo import TraceEnum_ELBO
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 
+from ..distributed import shared_parameters_only
 from ..distributions.guard import defer_scoring, score_as_usual
 from ..distributions.tolerance import current_tolerance
 from ..distributions.wrapping import unwrap
@@ -79,7 +80,7 @@ class _PathELBO:
                 "their grid, and a path that was solved off it has no density under them. Train "
                 "outside; tolerance() is for prediction"
             )
-        with defer_scoring():
+        with shared_parameters_only(), defer_scoring():
             model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
                 score_as_usual()(model), score_as_usual()(guide), args, kwargs
             )

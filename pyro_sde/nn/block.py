@@ -301,7 +301,7 @@ class SDEBlock(PyroModule):
             except RuntimeError as e:
                 raise ValueError(
                     f"field fails on h of shape {tuple(h.shape)}, {self.augment} channels of "
-                    f"augmentation among them: {e}"
+                    f"augmentation among them: {e} (h is {h.dtype}, the weights {w.dtype})"
                 ) from e
             if out.shape != h.shape:
                 raise ValueError(

@@ -195,3 +195,17 @@ def test_a_transformed_path():
             torch.nn.init.normal_(p, 0.0, 0.3)
         results.append(loss_and_gradients(TraceSDE_ELBO(), model, guide))
     assert_same(*results, 1e-12)
+
+
+@pytest.mark.parametrize("drift", [lambda s: s + 1, lambda s: s.square(), torch.sin])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_parameter_computed_from_another(drift, is_leaf):
+    """A step that closes over both: the second is no way around for the gradient of the first."""
+    slopes = []
+    for memory in ("recompute", "graph"):
+        s = torch.tensor([0.7], requires_grad=True)
+        scale = s if is_leaf else 1.5 * s
+        torch.manual_seed(0)
+        path = BrownianMotion(scale, TIMES, torch.zeros(1), drift(scale), memory=memory)
+        slopes.append(torch.autograd.grad(path.rsample().square().sum(), s)[0])
+    torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
