@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyro
 import torch
 import torch.distributed
-from pyro import poutine
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "Place",
-    "check_shared",
     "join",
     "mini_batches",
     "place",
     "seed_rank",
-    "shared_parameters_only",
 ]
 
 
 class Place(NamedTuple):
-    """Which of the processes this one is."""
+    """Which of the processes this one is.
+
+    Example::
+
+        >>> rank, world = Place(1, 4)
+        >>> list(range(10))[rank::world]
+        [1, 5, 9]
+    """
 
     rank: int
+    """Its number, from 0."""
     world: int
     """How many processes there are."""
 
@@ -128,33 +131,3 @@ def seed_rank(seed: int) -> int:
     mine = int(np.random.SeedSequence((seed, place().rank)).generate_state(1)[0])
     pyro.set_rng_seed(mine)
     return mine
-
-
-def check_shared(parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise an error if we are inside of ``DistributedDataParallel`` and it does not know all of
-    these parameters: each rank would train its own copy of the others."""
-    wrapper: Any = DistributedDataParallel._active_ddp_module
-    if wrapper is None:
-        return
-    known = {id(p) for p in wrapper._module_parameters}
-    unknown = [name for name, p in parameters if p.requires_grad and id(p) not in known]
-    if unknown:
-        raise RuntimeError(
-            f"DistributedDataParallel was not given {len(unknown)} parameters, {unknown[0]!r} the "
-            "first, so their gradients would not be averaged and every rank would train its own. "
-            "Make all parameters before: call guide.setup(*args), with the arguments of the "
-            "model, before DistributedDataParallel(elbo(model, guide)). A parameter made by "
-            "pyro.param must become a PyroParam of the model, a PyroModule"
-        )
-
-
-@contextmanager
-def shared_parameters_only() -> Iterator[None]:
-    """:func:`check_shared`, of every parameter that is used inside."""
-    if DistributedDataParallel._active_ddp_module is None:
-        yield
-        return
-    with poutine.trace(param_only=True) as used:
-        yield
-    sites: Any = used.trace.nodes.items()
-    check_shared((name, site["value"].unconstrained()) for name, site in sites)

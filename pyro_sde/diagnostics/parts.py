@@ -41,6 +41,7 @@ def elbo_parts(
     :param model: The model.
     :param guide: The guide.
     :param args: Arguments of both.
+    :param kwargs: Keyword arguments of both.
     :param num_particles: How many draws to average over, one after the other.
     :param elbo: A :class:`~pyro_sde.TraceSDE_ELBO` or :class:`~pyro_sde.TraceMeanFieldSDE_ELBO`
         of your own; by default one with the estimator ``"kl"``, which has the least noise.

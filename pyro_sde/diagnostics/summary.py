@@ -41,16 +41,32 @@ class SiteSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``guide.summary()`` found. Print it, or read its fields."""
+    """What ``guide.summary()`` found. Print it, or read its fields.
+
+    Example::
+
+        >>> import pyro, torch
+        >>> from pyro_sde import AutoSDE
+        >>> from pyro_sde.distributions import BrownianMotion
+        >>> def model():
+        ...     pyro.sample("z", BrownianMotion(1.0, torch.linspace(0.0, 1.0, 11), 0.0))
+        >>> summary = AutoSDE(model).setup().summary()
+        >>> summary.evaluations, [len(span) for span in summary.kl_by_time("z")]
+        (10, [3, 3, 3, 3])
+    """
 
     name: str
+    """Of the guide."""
     sites: tuple[SiteSummary, ...]
+    """Of the model, in order."""
     parameters: dict[str, tuple[int, ...]]
     """Name and shape of all that the ELBO trains, in the model too."""
     parts: ElboParts
+    """The ELBO in parts."""
     draws: int
     """How many draws the parts are averaged over."""
     bins: int
+    """Spans of time that the KL of a path is shown in."""
 
     @property
     def total(self) -> int:

@@ -18,7 +18,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import is_validation_enabled, prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
-from ..distributed import check_shared
+from .._sharing import check_shared
 from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
 from ..series import check_series

@@ -17,7 +17,7 @@ from pyro.infer.traceenum_elbo import TraceEnum_ELBO
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 
-from ..distributed import shared_parameters_only
+from .._sharing import shared_parameters_only
 from ..distributions.guard import defer_scoring, score_as_usual
 from ..distributions.tolerance import current_tolerance
 from ..distributions.wrapping import unwrap

@@ -33,7 +33,16 @@ class PathTerms:
 
 @dataclass
 class PathParts:
-    """The KL of one path site; ``start + path + martingale`` is what the loss counted."""
+    """The KL of one path site; ``start + path + martingale`` is what the loss counted.
+
+    Example::
+
+        >>> import torch
+        >>> times, steps = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([0.3, 0.2])
+        >>> found = PathParts(times, path=0.5, steps=steps)
+        >>> found.steps / found.times.diff()  # nats in a unit of time
+        tensor([0.3000, 0.1000])
+    """
 
     times: Tensor
     """The grid, ``(T,)`` or one for each element of a batch."""
@@ -55,6 +64,11 @@ class ElboParts:
     """An evaluation of an ELBO by site, everything scaled as in the loss.
 
     ``elbo`` is the log likelihood less the KL, and minus the loss.
+
+    Example::
+
+        >>> ElboParts(kl={"z": 1.5}, log_likelihood={"y": -2.0}).elbo
+        -3.5
     """
 
     kl: dict[str, float] = field(default_factory=dict)

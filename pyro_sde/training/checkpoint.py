@@ -18,7 +18,19 @@ FORMAT, VERSION = "pyro_sde checkpoint", 1
 
 
 class CheckpointError(RuntimeError):
-    """A file is no checkpoint, or not one of this training."""
+    """A file is no checkpoint, or not one of this training.
+
+    Example::
+
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "run.pt"
+        >>> size = path.write_bytes(b"something else")
+        >>> try:
+        ...     load_checkpoint(path, kind="mine")
+        ... except CheckpointError:
+        ...     print("nothing was loaded")
+        nothing was loaded
+    """
 
 
 def save_checkpoint(path: str | os.PathLike, state: Mapping[str, Any], kind: str) -> None:
@@ -33,6 +45,7 @@ def save_checkpoint(path: str | os.PathLike, state: Mapping[str, Any], kind: str
         >>> load_checkpoint(path, kind="mine")
         {'step': 3, 'w': tensor([1., 1.])}
 
+    :param path: The file; folders are made.
     :param state: A dict of tensors, numbers, strings, None, and dicts, lists and tuples of them.
     :param kind: What sort of training it is of; to be named when it is loaded.
     """
@@ -68,6 +81,15 @@ def load_checkpoint(path: str | os.PathLike, kind: str) -> dict[str, Any]:
     No code that a file may hold is run. A file that is cut off, or another programme's, is a
     :class:`CheckpointError`.
 
+    Example::
+
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "run.pt"
+        >>> save_checkpoint(path, {"step": 3}, kind="mine")
+        >>> load_checkpoint(path, kind="mine")["step"]
+        3
+
+    :param path: The file.
     :param kind: That of the training that is to go on.
     """
     try:

@@ -31,12 +31,15 @@ class History:
     step: list[int] = field(default_factory=list)
     """From 1."""
     elbo: list[float] = field(default_factory=list)
+    """Of the step's data, an estimate."""
     kl: list[float] = field(default_factory=list)
     """Of all sites. NaN, like the log likelihood, with an ELBO that does not tell its parts."""
     log_likelihood: list[float] = field(default_factory=list)
+    """Of all observed sites."""
     lr: list[float] = field(default_factory=list)
     """The learning rate."""
     kl_by_site: dict[str, list[float]] = field(default_factory=dict)
+    """The same by latent site."""
     validation: list[tuple[int, float]] = field(default_factory=list)
     """Step and ELBO of each validation."""
     stopped: str = ""

@@ -34,7 +34,21 @@ _NOT_FINITE = re.compile(r"\b(nan|inf|not finite|non-finite)\b")
 
 
 class Diverged(RuntimeError):
-    """The loss or a gradient is not finite; the parameters are those before that step."""
+    """The loss or a gradient is not finite; the parameters are those before that step.
+
+    Example::
+
+        >>> import pyro, torch
+        >>> from pyro_sde import fit
+        >>> pyro.clear_param_store()
+        >>> def model():
+        ...     pyro.factor("f", -pyro.param("a", torch.tensor(0.0)).sqrt())
+        >>> try:
+        ...     history = fit(model, lambda: None, steps=1, progress=False)
+        ... except Diverged as e:
+        ...     print(str(e).split(". ")[0])
+        the gradient of a is not finite in step 1
+    """
 
 
 @dataclass
