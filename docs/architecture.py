@@ -13,7 +13,7 @@ INK, FILL, DATA = "#222222", "#e8eff7", "#d1495b"
 BOXES = {  # name: (x, y, width, what it holds)
     "nn": (0.1, 2.5, 2.6, "SDEBlock: weights as a path\nNeuralDrift, NeuralDiffusion"),
     "guides": (3.9, 2.5, 2.6, "AutoSDE, MLPControl,\nGRUEncoder"),
-    "forecasting, metrics": (7.7, 2.5, 2.6, "forecast; coverage, crps,\nece, auroc"),
+    "forecasting, training": (7.7, 2.5, 2.6, "forecast, fit, metrics,\ndiagnostics, plotting"),
     "solvers": (0.1, 1.0, 2.6, "integrate: an ODE\nalong a drawn path"),
     "distributions": (3.9, 1.0, 2.6, "path measures:\ntransition, rsample, log_prob"),
     "infer": (7.7, 1.0, 2.6, "girsanov,\nTraceSDE_ELBO"),
@@ -28,7 +28,7 @@ KNOWS = [
     ("solvers", "distributions"),
     ("guides", "distributions"),
     ("infer", "distributions"),
-    ("forecasting, metrics", "guides"),
+    ("forecasting, training", "guides"),
 ]
 DATA_FLOW = [("series, times", "your model"), ("your model", "Pyro's SVI")]
 
