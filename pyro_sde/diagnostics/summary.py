@@ -105,8 +105,8 @@ class Summary:
                 rows.append([f"  {a:.4g} to {b:.4g}", f"{nats:.4g}", ""])
         kl, data = sum(self.parts.kl.values()), sum(self.parts.log_likelihood.values())
         title = (
-            f"ELBO {self.parts.elbo:.5g} = log likelihood {data:.5g} - KL {kl:.5g} "
-            f"({self.draws} draws, {self.evaluations} evaluations of controls each)"
+            f"ELBO {self.parts.elbo:.5g} = log likelihood {data:.5g} - KL {kl:.5g}\n"
+            f"{self.draws} draws, {self.evaluations} evaluations of controls each"
         )
         yield _table(title, ["KL of", "nats", "of its start"], rows)
 
