@@ -24,7 +24,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/latent_sde.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

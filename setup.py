@@ -13,8 +13,8 @@ metrics = ["torchmetrics>=1.4"]
 vision = ["torchvision>=0.19"]
 docs = ["sphinx>=8.1", "docutils>=0.21", "myst-parser>=4.0", "furo", "sphinx-copybutton"]
 docs += ["ziamath", *plot]
-test = ["pytest>=7.4", "pytest-cov>=4.1", "hypothesis>=6.90", "pandas>=2.0"]
-test += ["graphviz>=0.20", *plot, *arviz, *metrics, *vision]
+test = ["pytest>=7.4", "pytest-cov>=4.1", "pytest-xdist>=3.5", "hypothesis>=6.90"]
+test += ["pandas>=2.0", "graphviz>=0.20", *plot, *arviz, *metrics, *vision]
 
 setup(
     name="pyro-sde",
