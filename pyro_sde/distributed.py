@@ -16,19 +16,17 @@ from pyro import poutine
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = [
-    "Place",
-    "check_shared",
-    "join",
-    "mini_batches",
-    "place",
-    "seed_rank",
-    "shared_parameters_only",
-]
+__all__ = ["Place", "join", "mini_batches", "place", "seed_rank"]
 
 
 class Place(NamedTuple):
-    """Which of the processes this one is."""
+    """Which of the processes this one is.
+
+    Example::
+
+        >>> Place(rank=1, world=4).rank
+        1
+    """
 
     rank: int
     world: int
