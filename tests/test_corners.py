@@ -8,7 +8,7 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import nn
 
-from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, girsanov
+from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, girsanov, pad_series
 from pyro_sde.distributions import (
     BrownianMotion,
     ControlledPath,
@@ -240,3 +240,15 @@ def test_a_diffusion_that_ignores_the_state_has_no_correction():
     assert _ito_correction(path, TIMES[:1], z) == 0.0
     path = SDEPath(lambda t, z: -z, lambda t, z: 0.5 * z, z, TIMES)
     assert _ito_correction(path, TIMES[:1], z).item() == 0.125
+
+
+def test_refusals_that_nothing_else_meets():
+    path = OrnsteinUhlenbeck(1.0, 0.0, 1.0, TIMES).expand((2,))
+    masks = torch.tensor([[True, False], [True, True]])
+    q, p = (path.mask(mask) for mask in masks)
+    with pytest.raises(ValueError, match="different masks"):
+        girsanov(q, p, path.sample())
+    with pytest.raises(ValueError, match=r"scale must be a number.*found shape \(2, 2\)"):
+        SDEBlock(nn.Linear(1, 1), scale=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="values is empty"):
+        pad_series({"id": [1], "t": [0.0]}, series="id", time="t", values=[])
