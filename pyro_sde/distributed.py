@@ -13,13 +13,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-__all__ = [
-    "Place",
-    "join",
-    "mini_batches",
-    "place",
-    "seed_rank",
-]
+__all__ = ["Place", "join", "mini_batches", "place", "seed_rank"]
 
 
 class Place(NamedTuple):

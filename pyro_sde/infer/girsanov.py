@@ -104,6 +104,8 @@ def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
         return q0.log_prob(z0)
     point = z0.detach().requires_grad_()
     log_q = q0.log_prob(point)
+    if not log_q.requires_grad:  # a Uniform, say
+        return log_q
     (slope,) = torch.autograd.grad(log_q.sum(), point, allow_unused=True)
     if slope is None:
         return log_q.detach()
