@@ -72,7 +72,8 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         names to either.
     :param bool contraction: Let the posterior shrink the noise of each step too. A control of
         your own then returns ``(u, log c)``.
-    :param rest: The autoguide class of all other latents.
+    :param rest: The autoguide class of all other latents. Those inside of a plate that subsamples
+        need ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
     :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
