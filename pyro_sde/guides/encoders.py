@@ -217,7 +217,10 @@ class GRUEncoder(_Encoder):
             index = torch.searchsorted(-late, -at.contiguous(), right=inclusive)
             gap = torch.where(index > 0, when.gather(-1, index) - at, torch.zeros_like(at))
             waiting = _waiting(gap / self.gap) * (index > 0).unsqueeze(-1)
-            h = torch.take_along_dim(known, index.unsqueeze(-1), 1) + self.wait(waiting)
+            # Rows by number: an index of every entry would be twice as large as what it finds.
+            row = index + known.shape[1] * torch.arange(len(times), device=at.device).unsqueeze(-1)
+            found = known.flatten(0, 1).index_select(0, row.flatten()).unflatten(0, row.shape)
+            h = found + self.wait(waiting)
             return torch.tanh(h).reshape(len(times), *t.shape[:-1], -1).movedim(0, -2)
 
         def context(t: Tensor) -> Tensor:
