@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any
@@ -27,6 +27,7 @@ from .controls import MLPControl
 from .encoders import Encoding, Observations, as_observations
 from .ownership import claim_parameters
 from .path_posterior import PathPosterior
+from .reading import Reader, readable
 from .views import Views
 from .visibility import Rehearsal, Veil, is_recorded, weighed
 
@@ -83,6 +84,10 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         times ``(series, n)``, values ``(series, n, obs_dim)`` and a mask ``(series, n)`` or of the
         shape of the values; by default the arguments of those names. NaN is missing. With a plate
         that subsamples, either all series or those of the mini-batch.
+    :param reads: Names of other latents that the control reads, u(t, z, latents), or True for all
+        that are in no plate but the path's. Without it the control is the same whatever the
+        latents are, and their posterior comes out too narrow where the path and they have to
+        move together: read what the drift depends on.
     :param bool compile: Take the steps of the paths in chunks that torch.compile has compiled:
         half a minute or so when shapes are met first, and then faster. Without a C++ compiler
         they are taken as always, with a warning.
@@ -99,11 +104,13 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         amortized_plates: tuple[str, ...] = (),
         encoder: nn.Module | None = None,
         observations: Callable[..., Any] | None = None,
+        reads: bool | Sequence[str] = False,
         compile: bool = False,
     ) -> None:
         super().__init__(model, amortized_plates=amortized_plates)
         if observations is not None and encoder is None:
             raise ValueError("observations are what an encoder reads: give AutoSDE an encoder too")
+        self._reads = (reads,) if isinstance(reads, str) else reads
         self.encoder: Any = encoder
         self._observations = observations
         self._encoding: Encoding | None = None
@@ -159,7 +166,9 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
             self._set_up_encoder(args, kwargs, latents, paths)
             self.paths = PyroModule()
             for name, wrapped in paths.items():
-                deep_setattr(self.paths, name, self._posterior(name, wrapped, latents[name]))
+                reads = readable(self._reads, latents, paths, name)
+                posterior = self._posterior(name, wrapped, latents[name], reads)
+                deep_setattr(self.paths, name, posterior)
             others = frozenset(latents) - frozenset(paths)
             if others and self._rest_class is not None:
                 hidden = functools.partial(_hide_all_but, others)
@@ -205,7 +214,9 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         self.encoder.to(next(latents[name]["value"] for name in paths if name in self._amortised))
         self.encoder.take_units(observations)
 
-    def _posterior(self, name: str, wrapped: WrappedPath, site: Any) -> PathPosterior:
+    def _posterior(
+        self, name: str, wrapped: WrappedPath, site: Any, reads: dict[str, Any]
+    ) -> PathPosterior:
         shape = list(wrapped.path.batch_shape)
         for frame in site["cond_indep_stack"]:
             if not frame.vectorized:
@@ -227,6 +238,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
             start,
             self.encoder if name in self._amortised else None,
             self._compiles,
+            Reader(reads, wrapped.event_dims) if reads else None,
         )
 
     @pyro_method
@@ -280,7 +292,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         if self._given is not None:
             until = self._end_of_data(self._given, wrapped.path, name in self._amortised)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
-        return wrapped.rewrap(posterior(wrapped.path, encoding, until))
+        return wrapped.rewrap(posterior(wrapped.path, encoding, until, self._rest_trace))
 
     @staticmethod
     def _end_of_data(given: Observations, path: PathDistribution, is_amortised: bool) -> Tensor:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from pyro.distributions import Normal
 from pyro.nn.module import PyroModule, PyroParam
+from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..distributions import ControlledPath, ODEPath, PathDistribution
 from ..distributions.wrapping import WrappedPath
 from .encoders import Encoding
+from .reading import Reader, beside, location_and_scale
 
 __all__ = ["PathPosterior"]
 
@@ -34,6 +36,7 @@ class PathPosterior(PyroModule):
     :param encoder: What tells the control about each series, and gives the law of its start, in
         the place of embeddings.
     :param compile: Whether the steps of its paths are compiled.
+    :param reader: What tells the control about other latents.
     """
 
     embedding: Any
@@ -50,9 +53,10 @@ class PathPosterior(PyroModule):
         start: tuple[Tensor, Tensor] | None = None,
         encoder: Any = None,
         compile: bool = False,
+        reader: Reader | None = None,
     ) -> None:
         super().__init__()
-        path, self.compiles = wrapped.path, compile
+        path, self.compiles, self.reader = wrapped.path, compile, reader
         self.dim, self.contraction = path.event_shape[-1], contraction
         self.has_embedding = _is_factory(control) and shape.numel() > 1 and encoder is None
         self.has_start = not isinstance(path.initial, Tensor)
@@ -66,6 +70,7 @@ class PathPosterior(PyroModule):
             if times.dim() > 1:  # every series has a grid of its own: spread one over them all
                 times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
             context = encoder.context if encoder is not None else EMBEDDING * self.has_embedding
+            context += 0 if reader is None else len(reader.loc)
             control = control(self.dim, times=times, context=context, contraction=contraction)
             control = control.to(dtype=like.dtype, device=like.device)
         if not isinstance(path, ODEPath):
@@ -79,7 +84,7 @@ class PathPosterior(PyroModule):
         elif self.has_start:
             self.shift, self.log_scale = local(self.dim), local(self.dim)
         if start is not None and not isinstance(path.initial, Tensor):
-            loc, scale = _location_and_scale(path.initial, like.new_zeros(self.dim))
+            loc, scale = location_and_scale(path.initial, like.new_zeros(self.dim))
             shift, log_scale = (start[0] - loc) / scale, (start[1] / scale).log()
             if encoder is None:
                 self.shift, self.log_scale = self.shift + shift, self.log_scale + log_scale
@@ -92,11 +97,13 @@ class PathPosterior(PyroModule):
         prior: PathDistribution,
         encoding: Encoding | None = None,
         until: Tensor | None = None,
+        others: Trace | None = None,
     ) -> PathDistribution:
         """The posterior of a path with the law ``prior``.
 
         :param encoding: What the encoder knows of the series of its batch.
         :param until: After this time, one for each series or for all, the prior takes over.
+        :param others: Where the other latents were drawn.
         """
         if prior.event_shape[-1] != self.dim:
             raise ValueError(
@@ -108,12 +115,15 @@ class PathPosterior(PyroModule):
         initial = self._start(prior, encoding)
         if isinstance(prior, ODEPath):
             return prior.starting_at(initial)
-        control = self.control
+        control, context = self.control, None
         if encoding is not None:
-            control = _WithContext(control, _of_batch(encoding.context, prior))
+            context = _of_batch(encoding.context, prior)
         elif self.has_embedding:
-            embedding = self.embedding
-            control = _WithContext(control, lambda t: embedding)
+            context = beside(None, self.embedding)
+        if self.reader is not None:
+            context = beside(context, self.reader(others))
+        if context is not None:
+            control = _WithContext(control, context)
         if until is not None:
             control = _Until(control, until)
         return ControlledPath(prior, control, initial, self.contraction, compile=self.compiles)
@@ -128,7 +138,7 @@ class PathPosterior(PyroModule):
             shift, log_scale = self.head(known).chunk(2, -1)
         else:
             shift, log_scale = self.shift, self.log_scale
-        loc, scale = _location_and_scale(prior.initial, shift)
+        loc, scale = location_and_scale(prior.initial, shift)
         return Normal(loc + scale * shift, scale * log_scale.exp()).to_event(1)
 
 
@@ -185,15 +195,3 @@ class _Until:
 def _is_factory(control: Any) -> bool:
     maker = control.func if isinstance(control, functools.partial) else control
     return isinstance(maker, type) and issubclass(maker, nn.Module)
-
-
-def _location_and_scale(prior: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and standard deviation, or 0 and 1 where there are none."""
-    try:
-        loc, scale = prior.mean, prior.stddev
-    except NotImplementedError:
-        pass
-    else:
-        if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
-            return loc, scale
-    return torch.zeros_like(like), torch.ones_like(like)

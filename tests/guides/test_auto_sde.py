@@ -45,12 +45,13 @@ def test_the_elbo_refuses_a_model_that_the_guide_would_ignore():
         TraceSDE_ELBO().loss(poutine.scale(simple, 0.1), guide, Y)
 
 
+@pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("contraction", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("vectorized", [False, True])
-def test_full_is_stock_in_mixed_models(name, contraction, vectorized):
+def test_full_is_stock_in_mixed_models(name, contraction, vectorized, reads):
     model, y = MODELS[name]
-    guide = shaken(model, y, contraction=contraction)
+    guide = shaken(model, y, contraction=contraction, reads=reads)
     options = {"num_particles": 3, "vectorize_particles": vectorized}
     options["max_plate_nesting"] = 1 + vectorized
     for ours, stock in (
