@@ -6,7 +6,7 @@ In logarithms of the populations, x of the hares and y of the lynx,
 
 All rates, diffusions and the error of the counts are latents. The numbers: how many counts lie in
 the 90 % band of the posterior predictive, in years held out too, and the rates beside those of the
-ODE (B. Carpenter, 2018). Their intervals are too narrow: see benchmarks/nuts_reference.py.
+ODE (B. Carpenter, 2018). Beside NUTS: benchmarks/nuts_reference.py.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def figure(args: argparse.Namespace, grid: Tensor, draws: dict[str, Tensor], pas
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    p = parser(__doc__, iterations=600, particles=16, lr=2e-2)
+    p = parser(__doc__, iterations=1500, particles=16, lr=2e-2)
     p.add_argument("--steps", type=int, default=2, help="steps a year")
     p.add_argument("--holdout", type=int, default=5, help="years at the end to forecast")
     return p.parse_args(argv)
