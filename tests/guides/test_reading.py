@@ -171,6 +171,49 @@ def _by_location(elbo, model, guide):
     return torch.autograd.grad(loss, loc)[0]
 
 
+def test_the_gradient_reaches_what_is_read():
+    """By float64 finite differences: through the drift, and through the control."""
+    guide = shaken(trend, reads=True)
+    (loc,) = guide.rest.locs.parameters()
+    elbo = TraceSDE_ELBO(path_estimator="full", num_particles=5, max_plate_nesting=0)
+
+    def loss(shift):
+        pyro.set_rng_seed(0)
+        with torch.no_grad():
+            loc.add_(shift)
+        value = elbo.differentiable_loss(trend, guide)
+        with torch.no_grad():
+            loc.sub_(shift)
+        return value
+
+    h = 1e-5
+    difference = (loss(h) - loss(-h)) / (2 * h)
+    (gradient,) = torch.autograd.grad(loss(0.0), loc)
+    torch.testing.assert_close(gradient, difference.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_paths_in_a_batch_that_is_no_plate():
+    """With as many particles as paths in an event: a latent goes with its particle."""
+
+    def model():
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5)).unsqueeze(-1).unsqueeze(-1)
+        pair = OrnsteinUhlenbeck(1.0, 0.0, scale * torch.ones(2, 1), GRID)
+        z = pyro.sample("z", pair.to_event(1))
+        pyro.sample("y", dist.Normal(z[..., -1, 0], 0.3).to_event(1), obs=torch.ones(2))
+
+    guide = shaken(model, reads=True)
+    with pyro.plate("particles", 2, dim=-1):
+        scale = guide()["scale"]
+    q = guide.get_traces()[1].nodes["z"]["fn"].base_dist
+    context, reader = q.control.context(q.times), guide.paths.z.reader
+    expected = ((scale - reader.loc) / reader.scale).unsqueeze(-1).expand(2, 2)
+    torch.testing.assert_close(context[..., -1], expected, rtol=0, atol=0)
+    options = {"num_particles": 2, "vectorize_particles": True, "max_plate_nesting": 0}
+    full = TraceSDE_ELBO(path_estimator="full", **options)
+    stock = pyro.infer.Trace_ELBO(**options)
+    assert_same(*(loss_and_gradients(e, model, guide) for e in (full, stock)))
+
+
 def test_saving(tmp_path):
     guide = shaken(mixed, Y, reads=True)
     torch.save(guide.state_dict(), tmp_path / "guide.pt")
