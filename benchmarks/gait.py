@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import math
 import time
 
 import pyro
@@ -18,6 +19,7 @@ from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
 GIVEN = 3  # frames that are seen
 DT = 0.1  # time between two frames
+FLOOR = 0.3  # degrees of noise: joints that hardly move would outweigh the others
 CLIP = 1e3  # norm of the gradient, for each window
 
 
@@ -32,12 +34,17 @@ class Gait(PyroModule):
             for parameter in self.drift.net[-1].parameters():
                 parameter.mul_(0.1)
         if kind == "sde":
-            self.diffusion = NeuralDiffusion(args.dim, 0, scale=args.diffusion)
+            width = args.hidden if args.stateful else 0
+            scale, floor = args.diffusion, args.floor
+            self.diffusion = NeuralDiffusion(args.dim, width, scale=scale, floor=floor)
         self.decoder = nn.Sequential(
             nn.Linear(args.dim, args.hidden), nn.Softplus(), nn.Linear(args.hidden, len(unit))
         )
         self.register_buffer("unit", unit)
-        self.log_noise = nn.Parameter(torch.ones(()))
+        self.log_noise = nn.Parameter(torch.ones(len(unit) if args.joints else ()))
+
+    def noise(self) -> Tensor:
+        return self.log_noise.exp().clamp(min=FLOOR)
 
     def forward(
         self,
@@ -60,7 +67,7 @@ class Gait(PyroModule):
             z = pyro.sample("z", path)
             mean = self.decoder(z) * self.unit
             if values is not None:
-                law = dist.Normal(mean, self.log_noise.exp()).mask(mask.unsqueeze(-1))
+                law = dist.Normal(mean, self.noise()).mask(mask.unsqueeze(-1))
                 pyro.sample("y", law.to_event(2), obs=values)
         return mean
 
@@ -68,19 +75,47 @@ class Gait(PyroModule):
 class Control(nn.Module):
     """u(z, context) with smooth units and without the time: a window may begin at any phase."""
 
-    def __init__(self, dim: int, hidden: int, context: int, **_: object) -> None:
+    def __init__(
+        self, dim: int, hidden: int, context: int, contraction: bool = False, **_: object
+    ) -> None:
         super().__init__()
+        self.parts = 2 if contraction else 1
         self.first, self.read = nn.Linear(dim, hidden), nn.Linear(context, hidden, bias=False)
-        self.last = nn.Linear(hidden, dim)
+        self.last = nn.Linear(hidden, self.parts * dim)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
-    def forward(self, t: Tensor, z: Tensor, context: Tensor) -> Tensor:
-        return self.last(nn.functional.softplus(self.first(z) + self.read(context)))
+    def forward(self, t: Tensor, z: Tensor, context: Tensor) -> object:
+        return self._step(z, self.read(context))
 
     def on_grid(self, t: Tensor, context: Tensor) -> object:
         bias = self.read(context[0])  # the same at all times
-        return lambda i, z: self.last(nn.functional.softplus(self.first(z) + bias))
+        return lambda i, z: self._step(z, bias)
+
+    def _step(self, z: Tensor, bias: Tensor) -> object:
+        out = self.last(nn.functional.softplus(self.first(z) + bias))
+        return out if self.parts == 1 else tuple(out.chunk(2, -1))
+
+
+class RenyiSDE_ELBO(TraceSDE_ELBO):
+    """Renyi's bound of order 1 - ``power`` for each window, of which there are ``copies``.
+
+    Power 1 is the importance weighted bound; towards 0 it becomes the ELBO. Three frames do not
+    tell the cadence: the ELBO asks every path to be right on average, this one that some are.
+    """
+
+    def __init__(self, copies: int, power: float) -> None:
+        super().__init__(path_estimator="full")
+        self.copies, self.power = copies, power
+
+    def differentiable_loss(
+        self, model: Gait, guide: AutoSDE, seen: Tensor, times: Tensor, *frames: Tensor
+    ) -> Tensor:
+        seen, *frames = (x.repeat(self.copies, *[1] * (x.dim() - 1)) for x in (seen, *frames))
+        [(p, q)] = self._get_traces(model, guide, (seen, times, *frames), {})
+        log_weight = p.nodes["y"]["log_prob"] - q.nodes["z"]["log_prob"]
+        powers = self.power * log_weight.unflatten(0, (self.copies, -1))
+        return -(powers.logsumexp(0) - math.log(self.copies)).sum() / self.power
 
 
 def times_of(args: argparse.Namespace, frames: int) -> Tensor:
@@ -126,6 +161,7 @@ def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE
         encoder=encoder,
         observations=given,
         control=functools.partial(Control, hidden=args.hidden),
+        contraction=bool(args.contraction),
     )
     # Its units are those of whole sequences, read as so many triples.
     triples = x.unfold(1, GIVEN, GIVEN).flatten(0, 1).transpose(1, 2)
@@ -140,6 +176,8 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Ga
     model, guide = build(kind, x, args)
     times = times_of(args, x.shape[1])
     elbo = TraceSDE_ELBO(path_estimator="kl")
+    if args.copies > 1:
+        elbo = RenyiSDE_ELBO(args.copies, args.power)
     parameters = [*model.parameters(), *guide.parameters()]
     optim = torch.optim.Adam(parameters, args.lr)
     rate = torch.optim.lr_scheduler.OneCycleLR(optim, args.lr, args.iterations, pct_start=0.1)
@@ -154,7 +192,7 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Ga
             optim.step()
             rate.step()
             if i % 50 == 49:
-                noise = model.log_noise.detach().exp()
+                noise = model.noise().mean().item()
                 bar.set_postfix(loss=f"{loss.item() / args.batch:.1f}", noise=f"{noise:.2f}")
     return model, guide, time.process_time() - begun
 

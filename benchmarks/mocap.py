@@ -41,7 +41,15 @@ def load(path: Path) -> dict[str, Tensor]:
 def errors(predicted: Tensor, x: Tensor) -> dict[str, list[float]]:
     """Mean squares of each sequence, over what had to be predicted and over all frames."""
     square = (predicted - x).square().mean(-1)
-    return {"future": square[:, GIVEN:].mean(-1).tolist(), "all": square.mean(-1).tolist()}
+    parts = {"future": square[:, GIVEN:], "all": square, "last third": square[:, -100:]}
+    return {name: part.mean(-1).tolist() for name, part in parts.items()}
+
+
+def calibration(samples: Tensor, band: Tensor, x: Tensor) -> dict[str, list[float]]:
+    """Of each sequence: the share of it inside of the band, and the variance of the paths."""
+    inside = ((band[0] <= x) & (x <= band[1])).float()
+    found = {"coverage": inside, "spread": samples.var(0)}
+    return {name: part[:, GIVEN:].mean((1, 2)).tolist() for name, part in found.items()}
 
 
 def baselines(known: Tensor, x: Tensor) -> dict[str, dict[str, list[float]]]:
@@ -67,16 +75,17 @@ def run(kind: str, seed: int, fold: int | None, data: dict[str, Tensor], args: A
         held = torch.arange(len(x)) % FOLDS == fold
         x, sets, judged = x[~held], {"val": data["val"], "held out": x[held]}, "held out"
     model, guide, seconds = train(kind, x, seed, args)
-    noise = model.log_noise.detach().exp()
-    result = {"task": task, "seconds": seconds, "noise": noise.item()}
+    noise = model.noise().detach()
+    result = {"task": task, "seconds": seconds, "noise": noise.mean().item()}
     result["parameters"] = sum(p.numel() for m in (model, guide) for p in m.parameters())
     for name in ("val", judged):
         torch.manual_seed(seed)
         samples = predict(model, guide, sets[name], args)
-        result[name] = errors(samples.mean(0), sets[name])
-    if fold is None:
         noisy = samples + noise * torch.randn_like(samples)
         band = torch.quantile(noisy, torch.tensor([0.05, 0.95]), dim=0)
+        result[name] = errors(samples.mean(0), sets[name])
+        result[name] |= calibration(samples, band, sets[name])
+    if fold is None:
         torch.save((samples.mean(0), band), args.out / f"{kind}-{seed}.pt")
     print(f"{kind}, seed {seed}, fold {fold}: {statistics.mean(result[judged]['future']):.2f}")
     return store.add(result)
@@ -172,6 +181,7 @@ RULE: dict[str, tuple[Any, str]] = {
     "hidden": (64, "width of all layers"),
     "context": (16, "size of what the control knows of a series"),
     "diffusion": (0.1, "of the prior, before training"),
+    "floor": (1e-3, "below which it does not fall"),
     "stride": (5, "frames from one state of the path to the next"),
     "iterations": (800, "steps of training"),
     "batch": (32, "windows in a step"),
@@ -182,6 +192,11 @@ RULE: dict[str, tuple[Any, str]] = {
     "offset": (0.1, "noise on all three alike"),
     "lr": (7e-3, "largest learning rate"),
     "kl": (1.0, "weight of the KL"),
+    "copies": (1, "paths of a window in its bound"),
+    "power": (1.0, "of their weights: 1 weighs by importance, 0 would be the ELBO"),
+    "joints": (0, "1: noise of each joint"),
+    "contraction": (0, "1: the posterior shrinks the noise of the steps"),
+    "stateful": (0, "1: a diffusion with hidden units"),
     "anneal": (100, "steps until it has that weight"),
     "samples": (50, "paths of which the mean is the prediction"),
 }

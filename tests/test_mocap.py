@@ -8,6 +8,8 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from pyro_sde import TraceSDE_ELBO
+
 FRAMES, JOINTS = 40, 45
 SMALL = ["--iterations", "3", "--batch", "4", "--hidden", "8", "--samples", "3", "--shift", "20"]
 
@@ -78,3 +80,30 @@ def test_windows_show_what_they_say():
     expected = seen[:, :1, 0] + speed[:, :1] * times / gait.DT
     torch.testing.assert_close(values[..., 0][mask], expected[mask], rtol=0, atol=1e-2)
     torch.testing.assert_close(mask, expected <= 99)
+
+
+@pytest.mark.parametrize("kind", ["sde", "ode"])
+def test_the_bound_of_copies(kind):
+    """On the same draws: the ELBO for small powers, and the tighter the larger the power."""
+    args = mocap.parse(["--data", "unused", *SMALL])
+    x = sequences(4)
+    model, guide = gait.build(kind, x, args)
+    data = gait.windows(x, model.unit, gait.times_of(args, FRAMES), args)
+    losses = []
+    for power in (1e-6, 0.01, 1.0):
+        torch.manual_seed(0)
+        losses.append(gait.RenyiSDE_ELBO(4, power).differentiable_loss(model, guide, *data).item())
+    torch.manual_seed(0)
+    four = (data[0].repeat(4, 1, 1), data[1], data[2].repeat(4, 1, 1), data[3].repeat(4, 1))
+    plain = TraceSDE_ELBO(path_estimator="full").loss(model, guide, *four) / 4
+    assert losses[0] == pytest.approx(plain, rel=1e-2)
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_options_of_the_model(command):
+    """Noise of each joint, contraction and a diffusion of the state, all at once."""
+    options = ["--joints", "1", "--contraction", "1", "--stateful", "1", "--copies", "2"]
+    options += ["--cv", "--seeds", "0", "--kind", "sde"]
+    for run in mocap.main(mocap.parse([*command, *options]))["sde"]:
+        assert all(map(math.isfinite, run["held out"]["future"]))
+        assert all(0 <= share <= 1 for share in run["held out"]["coverage"])
