@@ -136,7 +136,8 @@ def figure(x: Tensor, args: argparse.Namespace) -> None:
             ax.spines[["top", "right"]].set_visible(False)
         column[0].set_title(f"latent {kind.upper()}, test sequence {args.sequence}", fontsize=11)
         column[-1].set_xlabel("frame (left of the line: given)")
-    axes[0, 0].legend(fontsize=8, frameon=False)
+    what = axes[0, 0].get_legend_handles_labels()
+    fig.legend(*what, loc="outside lower center", ncol=3, fontsize=8, frameon=False)
     args.figure.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(args.figure, dpi=130)
     plt.close(fig)
@@ -184,7 +185,7 @@ RULE: dict[str, tuple[Any, str]] = {
     "floor": (1e-3, "below which it does not fall"),
     "stride": (5, "frames from one state of the path to the next"),
     "iterations": (800, "steps of training"),
-    "batch": (32, "windows in a step"),
+    "batch": (128, "windows in a step"),
     "shift": (150.0, "windows begin at any frame up to this one"),
     "speed": (1.0, "median speed at which they are played"),
     "warp": (0.03, "standard deviation of its logarithm"),
