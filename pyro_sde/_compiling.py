@@ -16,9 +16,9 @@ CHUNK = 10
 """How many steps are compiled as one: more take longer to compile and hardly less to run."""
 
 
-def chunks(n: int) -> list[slice]:
-    """``n`` steps in runs of about ten, of at most two different lengths."""
-    count = -(-n // CHUNK)
+def chunks(n: int, size: int | None = None) -> list[slice]:
+    """``n`` steps in runs of about ``size``, by default ten, of at most two different lengths."""
+    count = -(-n // (size or CHUNK))
     ends = [n * k // count for k in range(count + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 

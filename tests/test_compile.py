@@ -13,7 +13,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, _compiling
-from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath, at_once
 from pyro_sde.guides import MLPControl
 from pyro_sde.infer.girsanov import ESTIMATORS
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift, SDEBlock
@@ -33,6 +33,7 @@ def small_chunks(clean_slate, monkeypatch):
     """Two chunks of two steps: quickly compiled, and one goes on where the other ended."""
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(_compiling, "CHUNK", 2)
+    monkeypatch.setattr(at_once, "CHUNK", 2)
 
 
 class Latent(PyroModule):
@@ -142,10 +143,11 @@ def test_gain_benchmark(monkeypatch, capsys):
     assert "the first step took" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("size", [None, 10])
 @pytest.mark.parametrize("n", [1, 2, 9, 10, 11, 12, 99, 101, 1000])
-def test_chunks(monkeypatch, n):
-    monkeypatch.setattr(_compiling, "CHUNK", 10)
-    found = _compiling.chunks(n)
+def test_chunks(monkeypatch, n, size):
+    monkeypatch.setattr(_compiling, "CHUNK", 10 if size is None else 3)
+    found = _compiling.chunks(n, size)
     assert [i for s in found for i in range(s.start, s.stop)] == list(range(n))
     lengths = {s.stop - s.start for s in found}
     assert max(lengths) <= 10 and max(lengths) - min(lengths) <= 1

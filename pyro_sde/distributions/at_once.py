@@ -24,6 +24,10 @@ BLOCK, PATH = 2**18, 2**22
 of a million are many for one operation, and few enough for a cache; a path goes through it once
 whatever the block, but tensors above 32 MB are returned to the system, page by page, when freed."""
 
+CHUNK = 25
+"""How many steps are compiled as one: these are short, and a call of compiled code costs about as
+much as ten of them."""
+
 
 def run_at_once(
     eps: Tensor, inputs: Inputs, compile: bool = False
@@ -110,7 +114,7 @@ def _in_place(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
 
 def _in_chunks(eps: Tensor, p: Inputs, last_t: Tensor, keep: bool) -> Run:
     p, last_t = Inputs.of([x.detach() for x in p.flat()]), last_t.detach()
-    blocks, z = chunks(len(eps)), p.z0
+    blocks, z = chunks(len(eps), CHUNK), p.z0
     states, outs, hidden = [z.unsqueeze(0)], [], []
     for at in blocks:
         on_grid = (x[at] for x in (eps, p.decay, p.shift, p.gain, p.scale))
