@@ -151,6 +151,7 @@ def test_chunks(monkeypatch, n, size):
     assert [i for s in found for i in range(s.start, s.stop)] == list(range(n))
     lengths = {s.stop - s.start for s in found}
     assert max(lengths) <= 10 and max(lengths) - min(lengths) <= 1
+    assert len(found) == -(-n // 10)
 
 
 def test_refusals():
