@@ -65,7 +65,7 @@ class Model(nn.Module):
             if self.batch:
                 times, values = times[index], values[index]
             grid = nn.functional.pad(times, (1, 0))
-            z = pyro.sample("z", SDEPath(self.drift, lambda t, z: 0.5, start, grid))
+            z = pyro.sample("z", SDEPath(self.drift, 0.5, start, grid))
             mean = self.decoder(z[..., 1:, :])
             pyro.sample("y", dist.Normal(mean, 0.3).to_event(2), obs=values)
 

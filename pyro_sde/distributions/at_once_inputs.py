@@ -7,32 +7,76 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Inputs", "add_product_", "factors", "halves"]
+__all__ = ["Inputs", "Layout", "Net", "add_product_", "factors", "halves"]
 
 
-class Inputs(NamedTuple):
-    """The step is z' = shift + decay z + gain u + scale c eps, with u and log c the outputs of a
-    network. What is on the grid has shape ``(N, rows, K)``, or ``(N, 1, K)`` if all rows agree."""
+class Net(NamedTuple):
+    """A network of the state. The biases of its hidden layers are on the grid."""
 
-    z0: Any
-    decay: Any
-    shift: Any
-    gain: Any
-    scale: Any
     last: Any
     last_bias: Any
     weights: tuple[Any, ...]
     biases: tuple[Any, ...]
 
     @classmethod
-    def of(cls, flat: Sequence[Any]) -> Inputs:
-        end = 7 + (len(flat) - 7) // 2
-        z0, decay, shift, gain, scale, last, last_bias = flat[:7]
-        rest = tuple(flat[7:end]), tuple(flat[end:])
-        return cls(z0, decay, shift, gain, scale, last, last_bias, *rest)
+    def of(cls, flat: Sequence[Any]) -> Net:
+        end = 2 + (len(flat) - 2) // 2
+        return cls(flat[0], flat[1], tuple(flat[2:end]), tuple(flat[end:]))
 
     def flat(self) -> tuple[Any, ...]:
-        return *self[:7], *self.weights, *self.biases
+        return self.last, self.last_bias, *self.weights, *self.biases
+
+    def at(self, steps: slice) -> Net:
+        return self._replace(biases=tuple(b[steps] for b in self.biases))
+
+    def width(self) -> int:
+        """Of its widest layer."""
+        return max(len(w) for w in self.weights)
+
+
+class Layout(NamedTuple):
+    """What is not a tensor: how deep the control is, and the units of control and drift."""
+
+    depth: int
+    units: str
+    drift_units: str = ""
+
+
+class Inputs(NamedTuple):
+    """The step is z' = shift + decay z + gain u + scale c eps + dt f, with u and log c the outputs
+    of one network and f, if there is one, of another. What is on the grid has shape
+    ``(N, rows, K)``, or ``(N, 1, K)`` if all rows agree."""
+
+    z0: Any
+    decay: Any
+    shift: Any
+    gain: Any
+    scale: Any
+    control: Net
+    dt: Any = None
+    drift: Net | None = None
+
+    @classmethod
+    def of(cls, flat: Sequence[Any], layout: Layout) -> Inputs:
+        end = 5 + 2 + 2 * layout.depth
+        z0, decay, shift, gain, scale = flat[:5]
+        linear = cls(z0, decay, shift, gain, scale, Net.of(flat[5:end]))
+        if not layout.drift_units:
+            return linear
+        return linear._replace(dt=flat[end], drift=Net.of(flat[end + 1 :]))
+
+    def at(self, steps: slice) -> Inputs:
+        """What a block of steps uses."""
+        names = ("decay", "shift", "gain", "scale")
+        parts: dict[str, Any] = {name: getattr(self, name)[steps] for name in names}
+        parts["control"] = self.control.at(steps)
+        if self.drift is not None:
+            parts |= {"dt": self.dt[steps], "drift": self.drift.at(steps)}
+        return self._replace(**parts)
+
+    def flat(self) -> tuple[Any, ...]:
+        more = () if self.drift is None else (self.dt, *self.drift.flat())
+        return *self[:5], *self.control.flat(), *more
 
 
 def halves(out: Tensor, d: int) -> tuple[Tensor, Tensor | None]:

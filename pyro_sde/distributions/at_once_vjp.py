@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .._compiling import compiled
-from .at_once_inputs import Inputs, factors, halves
+from .at_once_inputs import Inputs, Layout, Net, factors, halves
+from .units import UNITS
 
 __all__ = ["Vjp"]
 
@@ -22,19 +23,20 @@ def _plus_product(start: Tensor, factor: Any, x: Tensor) -> Tensor:
 
 class _Block(NamedTuple):
     """Gradients in a block of steps: by the state before it, the states after each, the outputs,
-    and the hidden units before their tanh."""
+    and what the hidden units are functions of."""
 
     by_z: Tensor
     by_next: Tensor
     by_out: Tensor
     deltas: list[Tensor]
+    drift_deltas: list[Tensor]
 
 
 class Vjp:
     """The gradients by the inputs, a block of steps after the other: nothing that is computed on
     the way is as large as a path.
 
-    :param hidden: The units of every layer, in blocks of steps.
+    :param hidden: The units of every layer, in blocks of steps; the control's first.
     :param grads: By the states, by the outputs, and by the outputs once more, of which the last
         goes to the states and not to the parameters.
     :param compile: Whether the walk through a block of steps is compiled.
@@ -43,6 +45,7 @@ class Vjp:
     def __init__(
         self,
         p: Inputs,
+        layout: Layout,
         eps: Tensor,
         states: Tensor,
         out: Tensor,
@@ -51,45 +54,63 @@ class Vjp:
         grads: Sequence[Tensor | None],
         compile: bool = False,
     ) -> None:
-        self.compile = compile
+        self.layout, self.compile = layout, compile
         self.p, self.d, self.states, self.hidden = p, eps.shape[-1], states, hidden
         by_states, by_out, self.by_again = grads
         self.by_states = torch.zeros_like(states) if by_states is None else by_states
         self.by_out = torch.zeros_like(out) if by_out is None else by_out
         self.eps = eps
         self.u, self.log_c = halves(out, self.d)
-        self.back = [*p.weights[1:], last_t.t()]
-        self.one = eps.new_ones(())
+        self.back = [*p.control.weights[1:], last_t.t()]
+        self.drift_back = [] if p.drift is None else [*p.drift.weights[1:], p.drift.last]
 
     def _walk(self, at: slice, by_z: Tensor, hidden: list[Tensor]) -> _Block:
         """Through a block of steps, from the gradient by the state after it."""
-        if self.compile and len(self.p.last) > 1:
+        outputs, k = len(self.p.control.last), self.layout.depth
+        if self.compile and outputs > 1:
             return self._compiled(at, by_z, hidden)
-        walk = self._with_slopes if len(self.p.last) == 1 else self._step_by_step
-        return walk(at, by_z, [torch.addcmul(self.one, h, h, value=-1) for h in hidden])
+        walk = self._with_slopes if outputs == 1 else self._step_by_step
+        slopes = [UNITS[self.layout.units].slope(h) for h in hidden[:k]]
+        drift_slopes = [UNITS[self.layout.drift_units].slope(h) for h in hidden[k:]]
+        return walk(at, by_z, slopes, drift_slopes)
 
-    def _with_slopes(self, at: slice, by_z: Tensor, slopes: list[Tensor]) -> _Block:
+    def _with_slopes(
+        self, at: slice, by_z: Tensor, slopes: list[Tensor], drift_slopes: list[Tensor]
+    ) -> _Block:
         """With one output, its slopes by all units are known before the steps are walked."""
-        gain, total = self.p.gain[at], self._total(at)
-        deltas = _through_layers(torch.ones_like(total), slopes, self.back)
-        slope = deltas[0] @ self.p.weights[0]
-        factor = torch.addcmul(self.p.decay[at], gain, slope)
+        p, gain, total = self.p, self.p.gain[at], self._total(at)
+        one = torch.ones_like(total)
+        deltas = _through_layers(one, slopes, self.back)
+        slope = deltas[0] @ p.control.weights[0]
+        factor = torch.addcmul(p.decay[at], gain, slope)
         rest = torch.addcmul(self.by_states[at], total, slope)
+        drift_deltas = _through_layers(one, drift_slopes, self.drift_back)
+        if p.drift is not None:
+            factor = torch.addcmul(factor, p.dt[at], drift_deltas[0] @ p.drift.weights[0])
         passed = []
         for f, r in _backwards(factor, rest):
             passed.append(by_z)
             by_z = torch.addcmul(r, f, by_z)
         by_next = torch.stack(passed[::-1])
         by_out = torch.addcmul(self.by_out[at], gain, by_next)
-        return _Block(by_z, by_next, by_out, [delta.mul_(by_out) for delta in deltas])
+        if p.drift is not None:
+            by_drift = p.dt[at] * by_next
+            drift_deltas = [delta.mul_(by_drift) for delta in drift_deltas]
+        deltas = [delta.mul_(by_out) for delta in deltas]
+        return _Block(by_z, by_next, by_out, deltas, drift_deltas)
 
-    def _step_by_step(self, at: slice, by_z: Tensor, slopes: list[Tensor]) -> _Block:
-        shared = self.by_again is None
-        decay, gain = factors(self.p.decay[at])[::-1], factors(self.p.gain[at])[::-1]
+    def _step_by_step(
+        self, at: slice, by_z: Tensor, slopes: list[Tensor], drift_slopes: list[Tensor]
+    ) -> _Block:
+        p, shared = self.p, self.by_again is None
+        decay, gain = factors(p.decay[at])[::-1], factors(p.gain[at])[::-1]
         by_log_c = self._by_log_c(at)
         noise = None if by_log_c is None else by_log_c.unbind(0)[::-1]
-        back = [*zip(self.back[::-1], (s.unbind(0)[::-1] for s in slopes[::-1]), strict=True)]
-        first, passed = self.p.weights[0], []
+        back = _layers_back(self.back, slopes)
+        first, passed = p.control.weights[0], []
+        if p.drift is not None:
+            dt, drift_first = factors(p.dt[at])[::-1], p.drift.weights[0]
+            drift_back = _layers_back(self.drift_back, drift_slopes)
         for i, (by_state, by_o) in enumerate(_backwards(self.by_states[at], self._total(at))):
             passed.append(by_z)
             if noise is None:
@@ -102,14 +123,20 @@ class Vjp:
                 # Deltas that are the parameters' too stay in the place of the slopes.
                 delta = torch.mm(delta, weight)
                 delta = slope[i].mul_(delta) if shared else delta.mul_(slope[i])
-            by_z = _plus_product(by_state, decay[i], by_z).addmm_(delta, first)
+            before = _plus_product(by_state, decay[i], by_z).addmm_(delta, first)
+            if p.drift is not None:
+                delta = dt[i] * by_z
+                for weight, slope in drift_back:
+                    delta = slope[i].mul_(torch.mm(delta, weight))
+                before.addmm_(delta, drift_first)
+            by_z = before
         by_next = torch.stack(passed[::-1])
-        by_out = torch.addcmul(self.by_out[at][..., : self.d], self.p.gain[at], by_next)
+        by_out = torch.addcmul(self.by_out[at][..., : self.d], p.gain[at], by_next)
         if by_log_c is not None:
             by_c = torch.addcmul(self.by_out[at][..., self.d :], by_log_c, by_next)
             by_out = torch.cat([by_out, by_c], -1)
         deltas = slopes if shared else _through_layers(by_out, slopes, self.back)
-        return _Block(by_z, by_next, by_out, deltas)
+        return _Block(by_z, by_next, by_out, deltas, drift_slopes)
 
     def _compiled(self, at: slice, by_z: Tensor, hidden: list[Tensor]) -> _Block:
         on_grid = (self.by_states, self.by_out, self.p.decay, self.p.gain)
@@ -120,10 +147,11 @@ class Vjp:
             again,
             self._by_log_c(at),
             hidden,
-            self.p.weights[0],
+            self.p.control.weights[0],
             self.back,
+            self.layout.units,
         )
-        return _Block(by_z, by_next, by_out, deltas)
+        return _Block(by_z, by_next, by_out, deltas, [])
 
     def _total(self, at: slice) -> Tensor:
         """The gradients by the outputs that the states are to have."""
@@ -139,39 +167,36 @@ class Vjp:
 
     def by_inputs(self, blocks: list[slice], needed: Inputs) -> Inputs:
         """The gradients, None where they are not needed."""
-        p = self.p
-        of_weights = [_Sum(need) for need in (*needed.weights, needed.last)]
-        of_bias: Tensor | None = None
+        p, k = self.p, self.layout.depth
         decay = _OnGrid(p.decay, needed.decay, lambda at: self.states[at])
         shift = _OnGrid(p.shift, needed.shift)
         gain = _OnGrid(p.gain, needed.gain, lambda at: self.u[at])
         scale = _OnGrid(p.scale, needed.scale, self._by_scale)
-        of_biases = [_OnGrid(*b) for b in zip(p.biases, needed.biases, strict=True)]
+        control = _OfNet(p.control, needed.control)
+        drift = _OfNet(p.drift, needed.drift) if p.drift and needed.drift else None
+        dt = _OnGrid(p.dt, needed.dt)
         by_z = self.by_states[-1]
-        for k in range(len(blocks) - 1, -1, -1):
-            at, hidden = blocks[k], [h[k] for h in self.hidden]
-            by_z, by_next, by_out, deltas = self._walk(at, by_z, hidden)
-            units = [self.states[at], *hidden]
-            for total, delta, h in zip(of_weights, [*deltas, by_out], units, strict=True):
-                total.add(delta, h)
-            if needed.last_bias:
-                part = by_out.sum((0, 1))
-                of_bias = part if of_bias is None else of_bias + part
+        for number in range(len(blocks) - 1, -1, -1):
+            at, hidden = blocks[number], [h[number] for h in self.hidden]
+            by_z, by_next, by_out, deltas, drift_deltas = self._walk(at, by_z, hidden)
+            control.add(at, [self.states[at], *hidden[:k]], deltas, by_out)
             for x in (decay, shift, gain, scale):
                 x.add(at, by_next)
-            for x, delta in zip(of_biases, deltas, strict=True):
-                x.add(at, delta)
-        *weights, last = (s.total for s in of_weights)
+            if drift is not None and p.drift is not None:
+                units = [self.states[at], *hidden[k:]]
+                drift.add(at, units, drift_deltas, p.dt[at] * by_next)
+                if dt.needed:
+                    f = units[-1] @ p.drift.last.t() + p.drift.last_bias
+                    dt.add(at, by_next * f)
         return Inputs(
             by_z if needed.z0 else None,
             decay.whole(),
             shift.whole(),
             gain.whole(),
             scale.whole(),
-            last,
-            of_bias,
-            tuple(weights),
-            tuple(x.whole() for x in of_biases),
+            control.whole(),
+            dt.whole(),
+            None if drift is None else drift.whole(),
         )
 
 
@@ -196,9 +221,10 @@ def _plain_walk(
     hidden: Sequence[Tensor],
     first: Tensor,
     back: Sequence[Tensor],
+    units: str,
 ) -> tuple[Tensor, ...]:
     """The walk of :class:`Vjp` through a few steps, in plain operations."""
-    slopes = [1 - h * h for h in hidden]
+    slopes = [UNITS[units].slope(h) for h in hidden]
     by_next, by_outs = [], []
     for i in range(len(by_out) - 1, -1, -1):
         by_next.append(by_z)
@@ -247,6 +273,44 @@ class _OnGrid:
 
     def whole(self) -> Tensor | None:
         return torch.cat(self.parts[::-1]) if self.needed else None
+
+
+class _OfNet:
+    """The gradients by a network."""
+
+    def __init__(self, net: Net, needed: Net) -> None:
+        self.needs_bias = needed.last_bias
+        self.weights = [_Sum(need) for need in (*needed.weights, needed.last)]
+        self.biases = [_OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
+        self.last_bias: Tensor | None = None
+
+    def add(
+        self, at: slice, units: Sequence[Tensor], deltas: Sequence[Tensor], by_out: Tensor
+    ) -> None:
+        """Those of a block.
+
+        :param units: The states, and the units of every layer.
+        :param deltas: The gradients by what these units are functions of.
+        :param by_out: The gradients by the outputs.
+        """
+        for total, delta, h in zip(self.weights, [*deltas, by_out], units, strict=True):
+            total.add(delta, h)
+        for bias, delta in zip(self.biases, deltas, strict=True):
+            bias.add(at, delta)
+        if self.needs_bias:
+            part = by_out.sum((0, 1))
+            self.last_bias = part if self.last_bias is None else self.last_bias + part
+
+    def whole(self) -> Net:
+        *weights, last = (s.total for s in self.weights)
+        return Net(last, self.last_bias, tuple(weights), tuple(b.whole() for b in self.biases))
+
+
+def _layers_back(
+    weights: Sequence[Tensor], slopes: Sequence[Tensor]
+) -> list[tuple[Tensor, Sequence[Tensor]]]:
+    """Weights and slopes of a network, the last of layers and of steps first."""
+    return [*zip(weights[::-1], (s.unbind(0)[::-1] for s in slopes[::-1]), strict=True)]
 
 
 def _backwards(*tensors: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Paths of any process that a tanh network pushes, their steps compiled in chunks."""
+"""Paths of any process that a network pushes, their steps compiled in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .fused import FusedDraw, TanhSteps, split_output, tanh_network
+from .fused import FusedDraw, NetworkSteps, network, split_output
 
 __all__ = ["simulate_in_chunks"]
 
@@ -16,7 +16,7 @@ Transition = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def simulate_in_chunks(
-    transition: Transition, net: TanhSteps, t: Tensor, dt: Tensor, z0: Tensor, eps: Tensor
+    transition: Transition, net: NetworkSteps, t: Tensor, dt: Tensor, z0: Tensor, eps: Tensor
 ) -> FusedDraw:
     """The path from ``z0`` with the noise ``eps``, as :class:`ControlledPath` makes it."""
     # Of two kinds of starts, with a gradient and without, each would have to be compiled.
@@ -24,7 +24,7 @@ def simulate_in_chunks(
     parts = []
     for at in chunks(len(eps)):
         biases = [b[at] for b in net.biases]
-        more = (net.weights, biases, net.last, net.contraction)
+        more = (net.weights, biases, net.last, net.contraction, net.units)
         parts.append(_compiled_steps(transition, t[at], dt[at], z, eps[at], *more))
         z = parts[-1][0][-1]
     states, out, again, scale = (torch.cat(x) for x in zip(*parts, strict=True))
@@ -43,6 +43,7 @@ def _steps(
     biases: Sequence[Tensor],
     last: tuple[Tensor, Tensor],
     contraction: bool,
+    units: str,
 ) -> tuple[Tensor, ...]:
     """The states after a few steps, the outputs of the network, these once more as functions of
     the states alone, and the prior's scales.
@@ -57,8 +58,8 @@ def _steps(
     scales: list[Tensor] = []
     for i in range(len(eps)):
         mean, scale = transition(t[i], dt[i], z)
-        out = tanh_network(z, weights, [b[i] for b in biases], last)
-        again = tanh_network(z, fixed[0], [b[i] for b in fixed[1]], fixed_last)
+        out = network(z, weights, [b[i] for b in biases], last, units)
+        again = network(z, fixed[0], [b[i] for b in fixed[1]], fixed_last, units)
         u, log_c = split_output(out, contraction)
         scale = scale.expand_as(z)
         mean = torch.addcmul(mean, scale * dt[i].sqrt(), u)

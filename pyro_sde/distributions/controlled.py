@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .chunked import simulate_in_chunks
-from .fused import FusedDraw, TanhSteps, simulate_at_once
+from .fused import FusedDraw, NetworkSteps, simulate_at_once
 from .path import Draw, PathDistribution
 from .util import check_shape
 
@@ -43,15 +43,16 @@ class ControlledPath(PathDistribution):
     :param control: u, any callable of ``(t, z)`` that returns the shape of ``z``, each row of the
         batch treated alone. One with a method ``on_grid(t)`` is asked once per path for a
         function ``(i, z)`` of the step's number, to do ahead what does not depend on the state.
-        Where that is a :class:`~pyro_sde.distributions.fused.TanhSteps` and the prior is linear
-        and Gaussian, the path is one operation.
+        Where that is a :class:`~pyro_sde.distributions.fused.NetworkSteps` and the prior is linear
+        and Gaussian, or its drift a :class:`~pyro_sde.nn.NeuralDrift` and its diffusion the same
+        in all states, the path is one operation.
     :param initial: The law of the state at ``t_0``; by default the prior's.
     :param contraction: None; a callable log c of ``(t, z)``; or True, and ``control`` returns the
         pair ``(u, log c)``.
     :param memory: ``"graph"`` or ``"recompute"``; by default the prior's.
     :param compile: Take the steps of a path in chunks that torch.compile compiles when they are
         first met. It needs ``memory="graph"`` and ``MLPControl``, or another control whose
-        ``on_grid`` returns TanhSteps.
+        ``on_grid`` returns NetworkSteps.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ControlledPath(PathDistribution):
 
     def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any]]:
         control = self._on_grid(t)
-        if isinstance(control, TanhSteps):
+        if isinstance(control, NetworkSteps):
             return control.biases, control.at
         stepwise = getattr(self.control, "stepwise", None)
         return ((), self.control) if stepwise is None else stepwise(t)
@@ -140,13 +141,19 @@ class ControlledPath(PathDistribution):
     def _simulate(self, z0: Tensor, eps: Tensor) -> Draw | FusedDraw:
         t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
         control = self._on_grid(t)
-        if isinstance(control, TanhSteps) and self._can_fuse(control, z0):
-            affine = self.prior.affine()
-            if affine is not None and affine[2].dtype == z0.dtype:
-                return simulate_at_once(affine, control, dt.sqrt(), z0, eps, self.compile)
-            if self.compile:
+        if isinstance(control, NetworkSteps) and self._can_fuse(control, z0):
+            affine, drift = self.prior.affine(), None
+            if affine is None and self.compile:
                 return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
-        if self.compile and not isinstance(control, TanhSteps):
+            if affine is None:
+                affine, drift = self.prior.networked(t, dt)
+            if (
+                affine is not None
+                and affine[2].dtype == z0.dtype
+                and (drift is None or drift.fits(z0))
+            ):
+                return simulate_at_once(affine, drift, control, dt, z0, eps, self.compile)
+        if self.compile and not isinstance(control, NetworkSteps):
             warnings.warn(
                 "compile=True has no effect on a path whose control is not an MLPControl",
                 RuntimeWarning,
@@ -158,7 +165,7 @@ class ControlledPath(PathDistribution):
             control = lambda i, z: call(ts[i], z, *(x[i] for x in rows))  # noqa: E731
         return self._simulate_by_steps(z0, eps, t, dt, control)
 
-    def _can_fuse(self, control: TanhSteps, z0: Tensor) -> bool:
+    def _can_fuse(self, control: NetworkSteps, z0: Tensor) -> bool:
         return (
             self.contraction is (True if control.contraction else None)
             and control.fits(z0)

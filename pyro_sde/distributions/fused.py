@@ -1,4 +1,4 @@
-"""Paths that are one operation: a linear Gaussian process pushed by a tanh network."""
+"""Paths that are one operation: a process pushed by a network, with linear or neural drift."""
 
 from __future__ import annotations
 
@@ -12,49 +12,57 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .at_once import run_at_once
-from .at_once_inputs import Inputs
+from .at_once_inputs import Inputs, Layout, Net
+from .units import UNITS
 from .util import broadcast_shapes
 
 __all__ = [
     "Affine",
     "FusedDraw",
-    "TanhSteps",
+    "NetworkSteps",
+    "network",
     "simulate_at_once",
     "split_output",
-    "tanh_network",
 ]
 
 Affine = tuple[Tensor, Tensor, Tensor]
 """Decay, shift and scale of every step, time first: z moves to N(shift + decay z, scale^2)."""
 
 
-def tanh_network(
-    z: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], last: tuple[Tensor, Tensor]
+def network(
+    z: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    last: tuple[Tensor, Tensor],
+    units: str = "tanh",
 ) -> Tensor:
     for weight, bias in zip(weights, biases, strict=True):
         # One operation less where the bias is the same for all rows.
         h = linear(z, weight, bias) if bias.dim() == 1 else linear(z, weight) + bias
-        z = torch.tanh(h)
+        z = UNITS[units].of(h)
     return linear(z, *last)
 
 
 @dataclass
-class TanhSteps:
-    """A tanh network of the state on a grid, as a function of the step's number.
+class NetworkSteps:
+    """A network of the state on a grid, as a function of the step's number.
 
-    The ``on_grid`` of a control may return it, for its paths to be simulated in one operation.
+    The ``on_grid`` of a control may return it, and that of a drift, for paths to be simulated in
+    one operation.
 
     :param weights: Those of the hidden layers, of shape ``(out, in)``.
     :param biases: Those of the hidden layers, time first: of shape ``(N, out)`` or, where they
         differ within a batch, ``(N, ..., out)``.
     :param last: Weight and bias of the output.
     :param contraction: Whether the output is u and log c, side by side.
+    :param units: The hidden units, ``"tanh"`` or ``"softplus"``.
     """
 
     weights: list[Tensor]
     biases: list[Tensor]
     last: tuple[Tensor, Tensor]
     contraction: bool = False
+    units: str = "tanh"
 
     @cached_property
     def _at(self) -> list[tuple[Tensor, ...]]:
@@ -65,7 +73,7 @@ class TanhSteps:
 
     def at(self, t: Any, z: Tensor, *biases: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The network with the biases of one step."""
-        out = tanh_network(z, self.weights, biases, self.last)
+        out = network(z, self.weights, biases, self.last, self.units)
         u, log_c = split_output(out, self.contraction)
         return u if log_c is None else (u, log_c)
 
@@ -122,25 +130,33 @@ class FusedDraw:
 
 
 def simulate_at_once(
-    affine: Affine, net: TanhSteps, root: Tensor, z0: Tensor, eps: Tensor, compile: bool = False
+    affine: Affine,
+    drift: NetworkSteps | None,
+    control: NetworkSteps,
+    dt: Tensor,
+    z0: Tensor,
+    eps: Tensor,
+    compile: bool = False,
 ) -> FusedDraw:
-    """The path from ``z0`` with the noise ``eps``; ``root`` is the square root of every step."""
+    """The path from ``z0`` with the noise ``eps``, of a process whose mean is ``affine`` and, if
+    there is a drift, ``dt`` times that."""
     n, batch, d = len(eps), z0.shape[:-1], z0.shape[-1]
-    decay, shift, scale, root, *biases = (_by_rows(x, batch) for x in (*affine, root, *net.biases))
-    inputs = Inputs(
-        z0.reshape(-1, d),
-        decay,
-        shift,
-        scale * root,
-        scale,
-        *net.last,
-        tuple(net.weights),
-        tuple(biases),
-    )
-    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, compile)
+    decay, shift, scale, root = (_by_rows(x, batch) for x in (*affine, dt.sqrt()))
+    inputs = Inputs(z0.reshape(-1, d), decay, shift, scale * root, scale, _by_net(control, batch))
+    layout = Layout(len(control.weights), control.units)
+    if drift is not None:
+        inputs = inputs._replace(dt=_by_rows(dt, batch), drift=_by_net(drift, batch))
+        layout = layout._replace(drift_units=drift.units)
+    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, layout, compile)
     value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
-    (u, log_c), of_states = (split_output(x.reshape(n, *batch, -1), net.contraction) for x in outs)
+    (u, log_c), of_states = (
+        split_output(x.reshape(n, *batch, -1), control.contraction) for x in outs
+    )
     return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
+
+
+def _by_net(net: NetworkSteps, batch: torch.Size) -> Net:
+    return Net(*net.last, tuple(net.weights), tuple(_by_rows(b, batch) for b in net.biases))
 
 
 def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:

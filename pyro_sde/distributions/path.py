@@ -14,7 +14,7 @@ from torch.distributions import Distribution, constraints
 
 from .._lean import check_memory
 from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
-from .fused import Affine, FusedDraw
+from .fused import Affine, FusedDraw, NetworkSteps
 from .guard import refuse_unsupported_inference, scoring_is_deferred
 from .lean import LeanDraw, simulate
 from .refine import refined_sample
@@ -158,6 +158,11 @@ class PathDistribution(TorchDistribution):
         """Decay, shift and scale of every step, time first, if the mean is shift + decay z and
         the scale does not depend on the state; else None."""
         return None
+
+    def networked(self, t: Tensor, dt: Tensor) -> tuple[Affine, NetworkSteps] | tuple[None, None]:
+        """As :meth:`affine`, if ``dt`` times the output of a network is added to that mean, and
+        that network on the grid; else nothing."""
+        return None, None
 
     def control_step(
         self, t: Tensor, dt: Tensor, z: Tensor, out: Any = None

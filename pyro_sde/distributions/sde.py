@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .fused import Affine, NetworkSteps
 from .path import PathDistribution
-from .util import check_shape
+from .util import as_parameters, check_shape
 
 __all__ = ["SDEPath"]
+
+
+class _Constant:
+    """A diffusion that is the same in all states and at all times."""
+
+    def __init__(self, scale: Tensor) -> None:
+        self.scale = scale
+
+    def __call__(self, t: Tensor, z: Tensor) -> Tensor:
+        return self.scale
+
+    def without_state(self, t: Tensor) -> Tensor:
+        return self.scale
 
 
 class SDEPath(PathDistribution):
@@ -20,18 +36,20 @@ class SDEPath(PathDistribution):
 
     Noise is diagonal. ``drift`` and ``diffusion`` are any callables of ``(t, z)``, modules
     included, with ``z`` of shape ``(..., D)`` and ``t`` broadcasting against ``z[..., :1]``. Each
-    row of the batch must be treated alone.
+    row of the batch must be treated alone. A diffusion may be a number or a tensor, too.
 
     Example::
 
         >>> import torch, pyro.distributions as dist
         >>> times = torch.linspace(0.0, 1.0, 51)
-        >>> double_well = SDEPath(lambda t, z: z - z**3, lambda t, z: 0.5, torch.zeros(1), times)
+        >>> double_well = SDEPath(lambda t, z: z - z**3, 0.5, torch.zeros(1), times)
         >>> double_well.sample((10,)).shape
         torch.Size([10, 51, 1])
 
     :param drift: f, returning the shape of ``z``.
-    :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it.
+    :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it;
+        or a number, or a Tensor that broadcasts to ``batch_shape + (D,)``, the same at all times
+        and in all states.
     :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
@@ -41,12 +59,16 @@ class SDEPath(PathDistribution):
     def __init__(
         self,
         drift: Callable[[Tensor, Tensor], Tensor | float],
-        diffusion: Callable[[Tensor, Tensor], Tensor | float],
+        diffusion: Callable[[Tensor, Tensor], Tensor | float] | Tensor | float,
         initial: Tensor | float | Distribution,
         times: Tensor,
         memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
+        shape: tuple[int, ...] = ()
+        if isinstance(diffusion, (int, float)) or torch.is_tensor(diffusion):
+            (scale,), shape = as_parameters(scale=diffusion)
+            diffusion = _Constant(scale)
         for name, f in (("drift", drift), ("diffusion", diffusion)):
             if not callable(f):
                 raise TypeError(
@@ -54,7 +76,15 @@ class SDEPath(PathDistribution):
                     f"lambda t, z: {f!r}"
                 )
         self.drift, self.diffusion = drift, diffusion
-        super().__init__(times, initial, memory=memory, validate_args=validate_args)
+        super().__init__(
+            times, initial, param_shape=shape, memory=memory, validate_args=validate_args
+        )
+
+    def networked(self, t: Tensor, dt: Tensor) -> tuple[Affine, NetworkSteps] | tuple[None, None]:
+        drift, g = _ask(self.drift, "on_grid", t), _ask(self.diffusion, "without_state", t)
+        if drift is None or g is None:
+            return None, None
+        return (torch.ones_like(dt), torch.zeros_like(dt), g * dt.sqrt()), drift
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f, g = self._evaluate(t, z)
@@ -72,3 +102,8 @@ class SDEPath(PathDistribution):
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f, g = self._evaluate(t, z)
         return f.expand_as(z), g.expand_as(z)
+
+
+def _ask(f: Any, method: str, t: Tensor) -> Any:
+    found = getattr(f, method, None)
+    return None if found is None else found(t)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..distributions.fused import TanhSteps, tanh_network
+from ..distributions.fused import NetworkSteps, network
 
 __all__ = ["MLPControl"]
 
@@ -136,7 +136,7 @@ class MLPControl(nn.Module):
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
         last = (self.last.weight, self.last.bias)
-        out = tanh_network(z, self._weights(), self._biases(t, context), last)
+        out = network(z, self._weights(), self._biases(t, context), last)
         if not self.contraction:
             return out
         u, log_c = out.chunk(2, -1)
@@ -149,10 +149,10 @@ class MLPControl(nn.Module):
             biases[0] = biases[0] + self.context(context)
         return biases
 
-    def on_grid(self, t: Tensor, context: Tensor | None = None) -> TanhSteps:
+    def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps:
         """The control as a function of the step's number, all biases computed now."""
         biases = self._biases(t, context)
         if biases[0].numel() == len(t) * biases[0].shape[-1]:
             biases = [b.reshape(len(t), -1) for b in biases]
         last = (self.last.weight, self.last.bias)
-        return TanhSteps(self._weights(), biases, last, self.contraction)
+        return NetworkSteps(self._weights(), biases, last, self.contraction)

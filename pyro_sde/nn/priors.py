@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..distributions.fused import NetworkSteps
 
 __all__ = ["NeuralDiffusion", "NeuralDrift"]
 
@@ -53,6 +56,32 @@ class NeuralDrift(nn.Module):
             z = torch.cat([z, t.expand(*z.shape[:-1], 1)], -1)
         return self.net(z)
 
+    def on_grid(self, t: Tensor) -> NetworkSteps | None:
+        """The drift as a function of the step's number; None where it is more than its layers."""
+        layers: list[Any] = list(self.net)
+        linear, units = layers[::2], layers[1::2]
+        kinds = {type(u) for u in units}
+        names = {nn.Softplus: "softplus", nn.Tanh: "tanh"}
+        plain = (
+            type(self).forward is NeuralDrift.forward
+            and len(kinds) == 1
+            and kinds <= names.keys()
+            and all(type(layer) is nn.Linear for layer in linear)
+            and all((u.beta, u.threshold) == (1, 20) for u in units if isinstance(u, nn.Softplus))
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+        )
+        if not plain:
+            return None
+        weights, biases = [x.weight for x in linear[:-1]], [x.bias for x in linear[:-1]]
+        on_grid = [b.expand(len(t), -1) for b in biases]
+        if self.time:
+            weights[0], by_time = weights[0].split([weights[0].shape[1] - 1, 1], 1)
+            on_grid[0] = biases[0] + t * by_time.squeeze(-1)
+            if on_grid[0].numel() == len(t) * len(biases[0]):
+                on_grid[0] = on_grid[0].reshape(len(t), -1)
+        last = (linear[-1].weight, linear[-1].bias)
+        return NetworkSteps(weights, on_grid, last, units=names[kinds.pop()])
+
 
 class NeuralDiffusion(nn.Module):
     r"""A positive diffusion :math:`g_d(z_d)`, a small network of its own for each dimension.
@@ -93,3 +122,10 @@ class NeuralDiffusion(nn.Module):
             h = torch.tanh(torch.addcmul(self.shift, z.unsqueeze(-1), self.slope))
             out = out + (h * self.weight).sum(-1)
         return nn.functional.softplus(out) + self.floor
+
+    def without_state(self, t: Tensor) -> Tensor | None:
+        """The diffusion at times ``t``; None if it depends on the state."""
+        overridden = type(self).forward is not NeuralDiffusion.forward
+        if self.hidden or overridden or self._forward_hooks or self._forward_pre_hooks:
+            return None
+        return self(t, t)

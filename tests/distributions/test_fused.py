@@ -5,13 +5,21 @@ import itertools
 import pytest
 import torch
 from pyro.distributions import Normal
+from torch import nn
 
 from pyro_sde import MLPControl
-from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, at_once
+from pyro_sde.distributions import (
+    BrownianMotion,
+    ControlledPath,
+    OrnsteinUhlenbeck,
+    SDEPath,
+    at_once,
+)
 from pyro_sde.distributions.fused import FusedDraw
 from pyro_sde.distributions.path import Draw
 from pyro_sde.infer import sums
 from pyro_sde.infer.girsanov import path_divergence
+from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
 ESTIMATORS = ("kl", "full", "stl")
@@ -71,6 +79,19 @@ def brownian(dim, batch=(), times=GRID):
     )
 
 
+def neural(dim, batch=(), times=GRID, hidden=(4, 3), time=True, units=nn.Softplus):
+    """A drift that is learned, with noise that is learned, the same in all states."""
+    drift = NeuralDrift(dim, hidden, time=time, activation=units)
+    diffusion, start = NeuralDiffusion(dim, 0), leaf(*batch, dim)
+    inputs = [*drift.parameters(), *diffusion.parameters(), start]
+    return inputs, lambda: SDEPath(drift, diffusion, start, times)
+
+
+def neural_and_constant(dim, batch=(), times=GRID):
+    drift, scale, start = NeuralDrift(dim, (4,), activation=nn.Tanh), leaf(*batch, dim), leaf(dim)
+    return [*drift.parameters(), scale, start], lambda: SDEPath(drift, scale, start, times)
+
+
 def loss_of(prior, control, contraction, estimator, shape):
     p = prior()
     q = ControlledPath(p, control, contraction=contraction)
@@ -94,7 +115,7 @@ def check(prior, inputs, control, contraction, estimator, shape=()):
     assert all(g.abs().max() > 0 for g in found[0][2:])
 
 
-@pytest.mark.parametrize("process", [ou, ou_random_start, brownian])
+@pytest.mark.parametrize("process", [ou, ou_random_start, brownian, neural, neural_and_constant])
 @pytest.mark.parametrize("contraction", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("dim", [1, 3])
@@ -110,21 +131,23 @@ def test_equals_its_steps(process, contraction, estimator, dim):
 @pytest.mark.parametrize("hidden", [(4,), (3, 2, 4)])
 @pytest.mark.parametrize("block, path", [(1, 10**6), (30, 10**6), (10**6, 1), (10**6, 12)])
 @pytest.mark.parametrize("contraction", [False, True])
-def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, monkeypatch):
+@pytest.mark.parametrize("process", [ou, neural])
+def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, process, monkeypatch):
     monkeypatch.setattr(at_once, "BLOCK", block)
     monkeypatch.setattr(at_once, "PATH", path)
     monkeypatch.setattr(sums, "SMALL", path)
     for dim in (1, 2):
         control = control_of(dim, hidden=hidden, contraction=contraction)
-        parameters, prior = ou(dim)
+        parameters, prior = process(dim)
         check(prior, [*parameters, *control.parameters()], control, contraction, estimator, (3,))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_grid_for_each_series_and_gradients_by_the_times(estimator):
+@pytest.mark.parametrize("process", [ou, neural, neural_and_constant])
+def test_a_grid_for_each_series_and_gradients_by_the_times(estimator, process):
     times = torch.stack([GRID, 1.5 * GRID]).requires_grad_()
     control = control_of(2)
-    parameters, prior = ou(2, (2,), times)
+    parameters, prior = process(2, (2,), times)
     for shape in ((), (3,)):
         inputs = [times, *parameters, *control.parameters()]
         check(prior, inputs, control, None, estimator, shape)
@@ -144,9 +167,10 @@ def test_a_context_of_each_element_and_of_time(contraction, size, shape):
     check(prior, inputs, WithContext(control, context), contraction, "stl", shape)
 
 
-def test_gradients_by_some_inputs_only():
+@pytest.mark.parametrize("process", [ou, neural])
+def test_gradients_by_some_inputs_only(process):
     control = control_of(3)
-    parameters, prior = ou(3)
+    parameters, prior = process(3)
     for needed in (parameters[:1], parameters[3:], [control.last.weight], [control.embedding]):
         for x in (*parameters, *control.parameters()):
             x.requires_grad_(any(x is y for y in needed))
@@ -168,9 +192,10 @@ def test_no_gradients_keep_no_units():
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize("contraction", [False, True])
 @pytest.mark.parametrize("estimator", ["kl", "full"])
-def test_gradients_of_gradients(dim, contraction, estimator):
+@pytest.mark.parametrize("process", [ou, neural])
+def test_gradients_of_gradients(dim, contraction, estimator, process):
     control = control_of(dim, contraction=contraction)
-    parameters, prior = ou(dim)
+    parameters, prior = process(dim)
     inputs = [*parameters, *control.parameters()]
     found = []
     for c in (control, ByStep(control)):
@@ -193,6 +218,42 @@ def test_what_is_not_one_operation_goes_by_steps():
     log_c = lambda t, z: -z.square()  # noqa: E731
     assert kind(control, None) is kind(contracting, None, True) is FusedDraw
     assert kind(control, None, log_c) is Draw
+
+
+class Bent(NeuralDrift):
+    def forward(self, t, z):
+        return super().forward(t, z) - z**3
+
+
+class Noisier(NeuralDiffusion):
+    def forward(self, t, z):
+        return super().forward(t, z) + z.abs()
+
+
+def hooked(module):
+    module.register_forward_hook(lambda module, args, out: 2 * out)
+    return module
+
+
+@pytest.mark.parametrize(
+    "drift, diffusion",
+    [
+        (lambda t, z: -z, NeuralDiffusion(2, 0)),
+        (NeuralDrift(2, (4,)), NeuralDiffusion(2, 3)),
+        (NeuralDrift(2, (4,)), lambda t, z: 0.5),
+        (NeuralDrift(2, (4,)), Noisier(2, 0)),
+        (NeuralDrift(2, (4,)), hooked(NeuralDiffusion(2, 0))),
+        (NeuralDrift(2, (4,), activation=nn.ReLU), 0.5),
+        (NeuralDrift(2, (4,), activation=lambda: nn.Softplus(beta=2)), 0.5),
+        (Bent(2, (4,)), 0.5),
+        (hooked(NeuralDrift(2, (4,))), 0.5),
+    ],
+)
+def test_a_prior_that_is_more_than_layers_goes_by_steps(drift, diffusion):
+    drift, diffusion = (f.double() if isinstance(f, nn.Module) else f for f in (drift, diffusion))
+    q = ControlledPath(SDEPath(drift, diffusion, torch.zeros(2), GRID), control_of(2))
+    q.rsample()
+    assert type(q._origin.last) is Draw
 
 
 def test_inside_of_torch_func():
