@@ -16,6 +16,7 @@ from pyro_sde.distributions import (
     PathDistribution,
     SDEPath,
 )
+from pyro_sde.nn import NeuralDrift
 
 TIMES = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
 
@@ -63,13 +64,23 @@ def van_der_pol() -> PathDistribution:
     return SDEPath(drift, lambda t, z: g, torch.tensor([0.3, 0.1]), TIMES)
 
 
+def learned() -> PathDistribution:
+    """A drift that is a network, and noise that is the same everywhere."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        drift = NeuralDrift(2, (4,), time=True).double().requires_grad_(False)
+    start = pyro.param("start", torch.tensor([0.3, 0.1]))
+    return SDEPath(drift, positive("g", 0.6), start, TIMES)
+
+
 def pushed_ou() -> PathDistribution:
     """A controlled path is a process too."""
     return ControlledPath(ou(), lambda t, z: torch.sin(3 * z) - t)
 
 
 PROCESSES: dict[str, Callable[[], PathDistribution]] = {
-    f.__name__: f for f in (ou, ou_2d_fixed_start, brownian, double_well, van_der_pol, pushed_ou)
+    f.__name__: f
+    for f in (ou, ou_2d_fixed_start, brownian, double_well, van_der_pol, learned, pushed_ou)
 }
 
 

@@ -30,7 +30,7 @@ LIKELIHOODS = {
     "poisson": lambda x: dist.Poisson(0.1 + nn.functional.softplus(x)),
     "categorical": lambda x: dist.Categorical(logits=torch.stack([x, x.cos(), -x], -1)),
 }
-PROCESSES = ("ou", "brownian", "geometric", "sde", "neural", "pushed")
+PROCESSES = ("ou", "brownian", "geometric", "sde", "neural", "learned", "pushed")
 CONTROLS = {"mlp": partial(MLPControl, hidden=(4, 3), features=2, embedding=3), "own": None}
 
 
@@ -122,6 +122,9 @@ class Case:
             pyro.module("diffusion", self.diffusion)
             g = self.diffusion
             return SDEPath(self.drift, lambda t, z: scale * g(t, z), start, times, **options)
+        if kind == "learned":
+            pyro.module("drift", self.drift)
+            return SDEPath(self.drift, scale * one, start, times, **options)
         return SDEPath(
             lambda t, z: slope * torch.sin(2 * z) - t,
             lambda t, z: scale * (0.5 + torch.sigmoid(z)),

@@ -191,3 +191,21 @@ def test_steps_follow_a_grid_that_is_written_to():
     times[2] = 9.0
     with pytest.raises(ValueError, match="times must increase strictly"):
         OrnsteinUhlenbeck(1.0, 0.3, 0.5, times)
+
+
+def test_a_constant_diffusion_is_that_of_a_function():
+    times = torch.tensor([0.0, 0.1, 0.4])
+    drift = lambda t, z: -z  # noqa: E731
+    z = torch.randn(4, 2, 3, 3)
+    for g in (0.5, 2, torch.tensor(0.5), torch.tensor([0.5, 1.0, 2.0]), torch.rand(2, 3)):
+        path = SDEPath(drift, g, torch.zeros(3), times)
+        assert path.batch_shape == torch.as_tensor(g).shape[:-1]
+        same = SDEPath(
+            drift, lambda t, z, g=g: g, torch.zeros(3).expand(*path.batch_shape, 3), times
+        )
+        z[..., 0, :] = 0.0
+        torch.testing.assert_close(path.log_prob(z), same.log_prob(z))
+        found = (x.coefficients(times[0], z[..., 1, :]) for x in (path, same))
+        torch.testing.assert_close(*found)
+    with pytest.raises(ValueError, match="scale must be positive: found -1"):
+        SDEPath(drift, -1.0, torch.zeros(3), times)
