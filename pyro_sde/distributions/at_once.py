@@ -83,54 +83,66 @@ class _AtOnce(torch.autograd.Function):
         return None, None, None, None, *found.flat()
 
 
-CONTIGUOUS = torch.contiguous_format
 Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
 """Blocks of steps, states, outputs, and the units of every layer in these blocks, those of the
 drift behind those of the control."""
 
 
+class _Hidden:
+    """The hidden layers of a network, computed in the place of their biases."""
+
+    def __init__(self, net: Net, units: str, rows: int) -> None:
+        unit = UNITS[units]
+        self.biases, self.rows = net.biases, rows
+        self.weights = [w.t() for w in net.weights]
+        self.unit, self.factor = unit.in_place(net.last), unit.factor
+
+    def rooms(self, at: slice) -> list[Tensor]:
+        """The biases of a block of steps in one copy, which addmm would make for each."""
+        biases = (b[at].expand(-1, self.rows, -1) for b in self.biases)
+        return [torch.mul(b, self.factor, out=b.new_empty(b.shape)) for b in biases]
+
+    def __call__(self, h: Tensor, rooms: Sequence[Tensor]) -> Tensor:
+        """The last layer at the states ``h``."""
+        for weight_t, room in zip(self.weights, rooms, strict=True):
+            h = self.unit(room.addmm_(h, weight_t, alpha=self.factor))
+        return h
+
+
 def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool) -> Run:
     n, m, d = eps.shape
-    net = p.control
-    states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(net.last))
+    states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.control.last))
     u, log_c = halves(out, d)
     states[0] = p.z0
     z, outs = states.unbind(0), out.unbind(0)
     us = outs if log_c is None else u.unbind(0)
     decay, gain = factors(p.decay), factors(p.gain)
-    nets = [net] if p.drift is None else [net, p.drift]
-    weights, drift_weights = ([w.t() for w in x.weights] for x in (nets[0], nets[-1]))
-    unit, drift_unit = (UNITS[x].in_place for x in (layout.units, layout.drift_units or "tanh"))
+    control, width = _Hidden(p.control, layout.units, m), p.control.width()
+    nets, drift = [control], None
     if p.drift is not None:
+        drift, width = _Hidden(p.drift, layout.drift_units, m), max(width, p.drift.width())
+        nets.append(drift)
         dt, drift_bias, drift_last_t = factors(p.dt), p.drift.last_bias, p.drift.last.t()
-    blocks = _blocks(n, m * max(x.width() for x in nets), m * len(net.last))
-    hidden: list[list[Tensor]] = [[] for x in nets for _ in x.weights]
+    blocks = _blocks(n, m * width, m * len(p.control.last))
+    hidden: list[list[Tensor]] = [[] for net in nets for _ in net.weights]
     for at in blocks:
-        # The biases of many steps in one copy, which addmm would make for each; so the noise.
-        out[at] = net.last_bias
+        out[at] = p.control.last_bias
         if log_c is None:
             torch.addcmul(p.shift[at], p.scale[at], eps[at], out=states[1:][at])
         else:
             states[1:][at], noise = p.shift[at], (p.scale[at] * eps[at]).unbind(0)
-        rooms = [
-            b[at].expand(-1, m, -1).clone(memory_format=CONTIGUOUS) for x in nets for b in x.biases
-        ]
+        rooms = [room for net in nets for room in net.rooms(at)]
         if keep:
             for layer, room in zip(hidden, rooms, strict=True):
                 layer.append(room)
         units = zip(*(room.unbind(0) for room in rooms), strict=True)
         for i, layers in enumerate(units, at.start):
-            h = z[i]
-            for weight_t, room in zip(weights, layers, strict=False):
-                h = unit(room.addmm_(h, weight_t))
-            outs[i].addmm_(h, last_t)
+            outs[i].addmm_(control(z[i], layers[: layout.depth]), last_t)
             add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
             if log_c is not None:
                 z[i + 1].addcmul_(noise[i - at.start], log_c[i].exp())
-            if p.drift is not None:
-                h = z[i]
-                for weight_t, room in zip(drift_weights, layers[len(weights) :], strict=True):
-                    h = drift_unit(room.addmm_(h, weight_t))
+            if drift is not None:
+                h = drift(z[i], layers[layout.depth :])
                 add_product_(z[i + 1], dt[i], torch.addmm(drift_bias, h, drift_last_t))
     return blocks, states, out, hidden
 
@@ -155,7 +167,8 @@ def _steps(z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout) ->
     hidden: list[list[Tensor]] = [[] for net in nets for _ in net.weights]
     # A sum with a product would be compiled to addmm, which copies the bias first.
     minus = [[-b for b in net.biases] for net in nets]
-    of, drift_of = UNITS[layout.units].of, UNITS[layout.drift_units or "tanh"].of
+    kinds = (UNITS[layout.units], UNITS[layout.drift_units or layout.units])
+    of, drift_of = (kind.compiled or kind.of for kind in kinds)
     for i, e in enumerate(eps.unbind(0)):
         h, kept = z, iter(hidden)
         for weight, bias in zip(p.control.weights, minus[0], strict=True):

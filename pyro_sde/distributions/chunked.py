@@ -58,8 +58,8 @@ def _steps(
     scales: list[Tensor] = []
     for i in range(len(eps)):
         mean, scale = transition(t[i], dt[i], z)
-        out = network(z, weights, [b[i] for b in biases], last, units)
-        again = network(z, fixed[0], [b[i] for b in fixed[1]], fixed_last, units)
+        out = network(z, weights, [b[i] for b in biases], last, units, True)
+        again = network(z, fixed[0], [b[i] for b in fixed[1]], fixed_last, units, True)
         u, log_c = split_output(out, contraction)
         scale = scale.expand_as(z)
         mean = torch.addcmul(mean, scale * dt[i].sqrt(), u)

@@ -35,11 +35,15 @@ def network(
     biases: Sequence[Tensor],
     last: tuple[Tensor, Tensor],
     units: str = "tanh",
+    compiled: bool = False,
 ) -> Tensor:
+    """:param compiled: Whether this is inside of a function that is compiled."""
+    unit = UNITS[units]
+    of = unit.compiled if compiled and unit.compiled else unit.of
     for weight, bias in zip(weights, biases, strict=True):
         # One operation less where the bias is the same for all rows.
         h = linear(z, weight, bias) if bias.dim() == 1 else linear(z, weight) + bias
-        z = UNITS[units].of(h)
+        z = of(h)
     return linear(z, *last)
 
 
