@@ -149,7 +149,8 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
 
 def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> Run:
     p, last_t = Inputs.of([x.detach() for x in p.flat()], layout), last_t.detach()
-    blocks, z = chunks(len(eps), CHUNK), p.z0
+    # A start that is expanded, say, would be compiled for apart.
+    blocks, z = chunks(len(eps), CHUNK), p.z0.contiguous()
     states, outs, hidden = [z.unsqueeze(0)], [], []
     for at in blocks:
         zs, out, *hs = _compiled_steps(z, eps[at], p.at(at), last_t, layout)

@@ -175,7 +175,7 @@ class Vjp:
         control = _OfNet(p.control, needed.control)
         drift = _OfNet(p.drift, needed.drift) if p.drift and needed.drift else None
         dt = _OnGrid(p.dt, needed.dt)
-        by_z = self.by_states[-1]
+        by_z = self.by_states[-1].contiguous()
         for number in range(len(blocks) - 1, -1, -1):
             at, hidden = blocks[number], [h[number] for h in self.hidden]
             by_z, by_next, by_out, deltas, drift_deltas = self._walk(at, by_z, hidden)
