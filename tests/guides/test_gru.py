@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from pyro_sde import GRUEncoder
 from pyro_sde.guides import gru as module
+from pyro_sde.guides.encoders import _waiting
 from pyro_sde.guides.gru import run_gru
 
 C, H = 3, 4
@@ -170,6 +172,26 @@ def test_another_dtype_is_the_error_of_the_module():
     assert str(found.value) == str(expected.value)
 
 
+def test_what_the_encoder_says_is_that_of_its_layers():
+    """Before the first of two observations, between them, and after both, beside other series."""
+    encoder = GRUEncoder(1, hidden=8, context=4)
+    times, values = torch.rand(3, 2), torch.randn(3, 2, 1)
+    times[1], values[1] = torch.tensor([0.3, 0.7]), torch.tensor([[0.5], [-2.0]])
+    about = encoder(times, values, torch.ones(3, 2, 1, dtype=torch.bool))
+    gap = _waiting(torch.tensor([0.4]))
+    inputs = torch.tensor([[-2.0, 1.0], [0.5, 1.0]])  # the last first, each with its mask
+    waited = torch.cat([torch.zeros_like(gap), gap])
+    states, _ = encoder.gru(torch.cat([inputs, waited, torch.eye(2)[:, :1]], -1))
+    ahead = torch.cat([states, inputs, torch.ones(2, 1)], -1)
+    known = encoder.row(torch.cat([torch.zeros_like(ahead[:1]), ahead])).flip(0)
+    waiting = _waiting(torch.tensor([0.2, 0.3, 0.0])) * torch.tensor([[1.0], [1.0], [0.0]])
+    expected = torch.tanh(known + encoder.wait(waiting))
+    found = about.context(torch.tensor([[0.1], [0.4], [0.9]]))
+    assert_same([found[:, 1]], [encoder.out(expected)])
+    start = torch.tanh(encoder.first(expected[:1]))
+    assert_same([about.start(torch.tensor(0.1))[1:2]], [start])
+
+
 def kept_bytes(run):
     """What the backward pass of ``run()`` keeps, every storage once."""
     kept = {}
@@ -195,3 +217,16 @@ def test_keeps_the_states_and_the_inputs():
     kept = kept_bytes(lambda: run_gru(gru, x))
     assert 0 < kept <= nbytes(x, states, *gru.parameters())
     assert kept_bytes(lambda: stock(gru, x)) > 3 * kept
+
+
+def test_the_encoder_keeps_its_states_once():
+    """Those of the unit, and what it says at the times that are asked for."""
+    series, n, hidden = 7, 40, 64
+    encoder = GRUEncoder(1, hidden, context=4)
+    times, values = torch.rand(series, n), torch.randn(series, n, 1)
+    mask = torch.ones(series, n, 1, dtype=torch.bool)
+    at = torch.linspace(0.0, 1.0, n).unsqueeze(-1)
+    kept = kept_bytes(lambda: encoder(times, values, mask).context(at))
+    large = series * n * hidden * 8
+    # Besides them 31 numbers for each observation and time asked for, which is half of a state.
+    assert 2 * large < kept < 2.75 * large + nbytes(*encoder.parameters())
