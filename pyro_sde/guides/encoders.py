@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from .gru import run_gru
 
 __all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations", "shaped"]
 
@@ -160,6 +163,12 @@ def _waiting(gap: Tensor) -> Tensor:
     return torch.cat([gap / (1 + gap), torch.exp(-gap / half_lives)], -1)
 
 
+def _add_product_(start: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Adds a linear layer's output, in place: as large as ``start``, it is no tensor of its own."""
+    # Of a transpose in memory autograd takes the gradient by a product with many columns.
+    return start.addmm_(x.to(start), weight.t().contiguous().to(start))
+
+
 class GRUEncoder(_Encoder):
     """Reads the observations of a series backwards in time with a gated recurrent unit.
 
@@ -201,27 +210,31 @@ class GRUEncoder(_Encoder):
         order = late.argsort(dim=-1, descending=True, stable=True)
         late, rows = late.gather(-1, order), rows.gather(-1, order)
         inputs = torch.take_along_dim(inputs, order.unsqueeze(-1), 1)
-        gap = nn.functional.pad(late[:, :-1] - late[:, 1:], (1, 0)).masked_fill(~rows, 0.0)
+        gap = pad(late[:, :-1] - late[:, 1:], (1, 0)).masked_fill(~rows, 0.0)
         is_last = torch.zeros_like(gap)
         is_last[:, 0] = 1
         gap = _waiting(gap / self.gap) * (1 - is_last).unsqueeze(-1)
-        states, _ = self.gru(torch.cat([inputs, gap, is_last.unsqueeze(-1)], -1))
-        ahead = torch.cat([states, inputs, torch.ones_like(states[..., :1])], -1)
-        known = self.row(nn.functional.pad(ahead, (0, 0, 1, 0)))  # row 0: nothing is ahead
-        when = nn.functional.pad(late, (1, 0), value=torch.inf)
+        reads = torch.cat([inputs, gap, is_last.unsqueeze(-1)], -1)
+        states = run_gru(self.gru, reads.transpose(0, 1))
+        # Row 0: nothing is ahead.
+        ahead = pad(pad(inputs.transpose(0, 1), (0, 1), value=1.0), (0, 0, 0, 0, 1, 0))
+        of_states, of_ahead = self.row.weight.split([self.hidden, ahead.shape[-1]], 1)
+        known = linear(states.flatten(0, 1), of_states, self.row.bias)
+        known = _add_product_(known, ahead.flatten(0, 1), of_ahead)
+        when = pad(late, (1, 0), value=torch.inf).t()
+        series = torch.arange(len(times), device=late.device)
 
         def look(t: Tensor, inclusive: bool = False) -> Tensor:
             """What is known at times of shape (..., S)."""
-            at = t.to(late).movedim(-1, 0).reshape(len(times), -1)
+            at = t.to(late).reshape(-1, len(times))
             # How many observations come after t, which is the number of the next one.
-            index = torch.searchsorted(-late, -at.contiguous(), right=inclusive)
-            gap = torch.where(index > 0, when.gather(-1, index) - at, torch.zeros_like(at))
+            index = torch.searchsorted(-late, -at.t().contiguous(), right=inclusive).t()
+            gap = torch.where(index > 0, when.gather(0, index) - at, torch.zeros_like(at))
             waiting = _waiting(gap / self.gap) * (index > 0).unsqueeze(-1)
             # Rows by number: an index of every entry would be twice as large as what it finds.
-            row = index + known.shape[1] * torch.arange(len(times), device=at.device).unsqueeze(-1)
-            found = known.flatten(0, 1).index_select(0, row.flatten()).unflatten(0, row.shape)
-            h = found + self.wait(waiting)
-            return torch.tanh(h).reshape(len(times), *t.shape[:-1], -1).movedim(0, -2)
+            found = known.index_select(0, (len(times) * index + series).flatten())
+            h = _add_product_(found, waiting.flatten(0, 1), self.wait.weight)
+            return h.tanh_().reshape(*t.shape, -1)
 
         def context(t: Tensor) -> Tensor:
             return self.out(look(t.expand(*t.shape[:-1], len(times))))

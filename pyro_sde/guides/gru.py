@@ -1,0 +1,216 @@
+"""A gated recurrent unit over whole sequences, as one operation.
+
+Autograd would keep the gates of every step. Here the backward pass computes them again, many steps
+at once, from the states, which are kept in any case because they are the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+__all__ = ["run_gru"]
+
+BLOCK = 2**18
+"""How many numbers the gates of those steps have that are computed at once: many for one operation,
+and few enough for a cache."""
+
+
+def run_gru(gru: nn.GRU, x: Tensor) -> Tensor:
+    """The states before and after all steps, ``(n + 1, rows, hidden)``, the first of them zero.
+
+    :param gru: One layer in one direction, with ``batch_first=True``.
+    :param x: The inputs, time first: ``(n, rows, inputs)``.
+    """
+    weights: Any = (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0)
+    if _inside_of_func():
+        return _plainly(x, *weights)  # the module's operation is not for vmap
+    if _fits(x, weights):
+        return _GRU.apply(x, *weights)
+    states, _ = gru(x.transpose(0, 1))
+    return pad(states.transpose(0, 1), (0, 0, 0, 0, 1, 0))
+
+
+def _fits(x: Tensor, weights: Sequence[Tensor]) -> bool:
+    return (
+        # Other devices have kernels for all steps, and a launch for each of ours would cost more.
+        x.device.type == "cpu"
+        and all(w.dtype == x.dtype and w.device == x.device for w in weights)
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _inside_of_func() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+class _GRU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        states = _walk(x, *weights)
+        ctx.save_for_backward(x, *weights, states)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, by_states: Tensor) -> Any:
+        *inputs, states = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        # A batch of gradients does not go into the place of one.
+        batched = _inside_of_func() or torch._C._functorch.is_legacy_batchedtensor(by_states)
+        if torch.is_grad_enabled() or batched:
+            return tuple(_with_graph(inputs, needed, by_states))
+        return _walk_back(needed[0], by_states, states, *inputs)
+
+
+def _blocks(n: int, gates: int) -> list[slice]:
+    """The steps in runs, from the numbers of the gates in one of them."""
+    size = min(n, max(1, BLOCK // max(1, gates)))
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def _of_inputs(w_ih: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
+    """The transposed weight of inputs with a one behind them, which brings the biases.
+
+    For n it is twice the weight: tanh(a) = 2 sigmoid(2 a) - 1 takes a third of the time so.
+    """
+    d = len(b_ih) // 3
+    bias = b_ih + pad(b_hh[: 2 * d], (0, d))
+    weight = torch.cat([w_ih.t(), bias.unsqueeze(0)])
+    weight[:, 2 * d :] *= 2
+    return weight
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    return pad(x, (0, 1), value=1.0).flatten(0, 1)
+
+
+def _walk(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
+    (n, m, _), d = x.shape, w_hh.shape[1]
+    states = x.new_empty(n + 1, m, d)
+    states[0] = 0
+    h, blocks, minus = states.unbind(0), _blocks(n, m * 3 * d), x.new_tensor(-1.0)
+    room, seen_room = (x.new_empty(blocks[0].stop, m, k * d) for k in (3, 1))
+    of_inputs, (of_h, seen_of_h) = _of_inputs(w_ih, b_ih, b_hh), w_hh.t().split([2 * d, d], 1)
+    for at in blocks:
+        gates, seen = (a[: at.stop - at.start] for a in (room, seen_room))
+        torch.mm(_with_ones(x[at]), of_inputs, out=gates.flatten(0, 1))
+        # The bias of many steps in one copy, which addmm would make for each.
+        seen.copy_(b_hh[2 * d :])
+        views = (gates[..., : 2 * d], *gates.chunk(3, -1), seen)
+        steps = zip(*(v.unbind(0) for v in views), strict=True)
+        for i, (rz, r, z, new, s) in enumerate(steps, at.start):
+            rz.addmm_(h[i], of_h).sigmoid_()
+            new.addcmul_(r, s.addmm_(h[i], seen_of_h), value=2).sigmoid_()
+            torch.add(minus, new, alpha=2, out=new)
+            torch.lerp(new, h[i], z, out=h[i + 1])
+    return states
+
+
+class _Rooms(NamedTuple):
+    """Where the numbers of a block of steps are in the backward pass."""
+
+    gates: Tensor
+    rz: Tensor
+    new: Tensor
+    slope: Tensor
+    """Of the new state by what is inside of n's tanh."""
+
+    @classmethod
+    def empty(cls, x: Tensor, size: int, d: int) -> _Rooms:
+        return cls(*(x.new_empty(size, x.shape[1], k * d) for k in (3, 2, 1, 1)))
+
+
+def _slopes(
+    rooms: _Rooms, h: Tensor, inputs: Tensor, of_inputs: Tensor, w_hh: Tensor, b_seen: Tensor
+) -> None:
+    """Leave in ``gates`` the slopes of the new state by r, by z and by what n sees of the state."""
+    gates, rz, new, slope = rooms
+    d, flat = h.shape[-1], gates.flatten(0, 1)
+    torch.mm(h.flatten(0, 1), w_hh.t(), out=flat)
+    flat[:, : 2 * d].addmm_(inputs, of_inputs[:, : 2 * d])
+    torch.mm(inputs, of_inputs[:, 2 * d :], out=new.flatten(0, 1))
+    torch.sigmoid(gates[..., : 2 * d], out=rz)
+    (r, z), (by_r, by_z, seen) = rz.chunk(2, -1), gates.chunk(3, -1)
+    # n = 2 s - 1 is not computed: 1 - n^2 = 4 s (1 - s) and h - n = h - 2 s + 1.
+    s = new.addcmul_(r, seen.add_(b_seen), value=2).sigmoid_()
+    torch.addcmul(s, s, s, value=-1, out=slope).mul_(4)
+    slope.addcmul_(slope, z, value=-1)
+    torch.add(h, s, alpha=-2, out=new).add_(1).mul_(z)
+    torch.addcmul(new, new, z, value=-1, out=by_z)
+    torch.mul(seen, r, out=new).mul_(slope)
+    torch.addcmul(new, new, r, value=-1, out=by_r)
+    torch.mul(slope, r, out=seen)
+
+
+def _walk_back(
+    needs_x: bool,
+    by_states: Tensor,
+    states: Tensor,
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor,
+    b_hh: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """The gradients by the inputs and by the parameters.
+
+    Those by the gates of a step are that by the state after it times slopes, which are known for
+    many steps before they are walked.
+    """
+    (n, m, c), d = x.shape, w_hh.shape[1]
+    blocks, of_inputs, b_seen = _blocks(n, m * 3 * d), _of_inputs(w_ih, b_ih, b_hh), b_hh[2 * d :]
+    by_x = x.new_empty(n, m, c) if needs_x else None
+    # A product with few columns takes five times as long as its transpose.
+    by_inputs, by_h, by_seen = x.new_zeros(c + 1, 3 * d), x.new_zeros(d, 3 * d), x.new_zeros(d)
+    whole = _Rooms.empty(x, blocks[0].stop, d)
+    passed, arriving = x.new_empty(blocks[0].stop + 1, m, d), by_states.unbind(0)
+    g, g_for_all = passed.unbind(0), passed.unsqueeze(2).unbind(0)
+    g[0].copy_(arriving[-1])
+    for at in blocks[::-1]:
+        k = at.stop - at.start
+        rooms, h, inputs = _Rooms(*(a[:k] for a in whole)), states[at], _with_ones(x[at])
+        _slopes(rooms, h, inputs, of_inputs, w_hh, b_seen)
+        deltas, flat, seen = rooms.gates, rooms.gates.flatten(0, 1), rooms.gates[..., 2 * d :]
+        gates, z = deltas.unflatten(-1, (3, d)).unbind(0), rooms.rz[..., d:].unbind(0)
+        g[k].copy_(g[0])
+        for i, delta in reversed([*enumerate(deltas.unbind(0))]):
+            gates[i].mul_(g_for_all[i + 1])
+            torch.addcmul(arriving[at.start + i], g[i + 1], z[i], out=g[i]).addmm_(delta, w_hh)
+        by_h.addmm_(h.flatten(0, 1).t(), flat)
+        by_seen += seen.sum((0, 1))
+        torch.mul(rooms.slope, passed[1 : k + 1], out=seen)
+        by_inputs.addmm_(inputs.t(), flat)
+        if by_x is not None:
+            torch.mm(flat, w_ih, out=by_x[at].flatten(0, 1))
+    by_w_ih, by_b_ih = by_inputs[:-1].t().contiguous(), by_inputs[-1]
+    by_b_hh = torch.cat([by_b_ih[: 2 * d], by_seen])
+    return by_x, by_w_ih, by_h.t().contiguous(), by_b_ih, by_b_hh
+
+
+def _with_graph(
+    inputs: Sequence[Tensor], needed: Sequence[bool], by_states: Tensor
+) -> Iterator[Tensor | None]:
+    """The gradients by ordinary autograd, to be differentiated again if autograd is on."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [x.view_as(x) for x in inputs]
+        states = _plainly(*aliases)
+    wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(states, wanted, by_states, create_graph=again))
+    return (next(found) if need else None for need in needed)
+
+
+def _plainly(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
+    """The states, in plain operations."""
+    states = [x.new_zeros(x.shape[1], w_hh.shape[1])]
+    for gates in linear(x, w_ih, b_ih).unbind(0):
+        (r, z, new), h = gates.chunk(3, -1), states[-1]
+        r_of_h, z_of_h, seen = linear(h, w_hh, b_hh).chunk(3, -1)
+        new = torch.tanh(new + torch.sigmoid(r + r_of_h) * seen)
+        states.append(new + torch.sigmoid(z + z_of_h) * (h - new))
+    return torch.stack(states)
