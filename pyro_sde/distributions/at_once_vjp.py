@@ -190,12 +190,12 @@ class Vjp:
                     dt.add(at, by_next * f)
         return Inputs(
             by_z if needed.z0 else None,
-            decay.whole(),
-            shift.whole(),
-            gain.whole(),
-            scale.whole(),
+            decay.total,
+            shift.total,
+            gain.total,
+            scale.total,
             control.whole(),
-            dt.whole(),
+            dt.total,
             None if drift is None else drift.whole(),
         )
 
@@ -255,7 +255,7 @@ class _Sum:
 
 
 class _OnGrid:
-    """The gradient by an input that has a value for every step, the last blocks first.
+    """The gradient by an input that has a value for every step.
 
     :param factor: The derivative of what the input is added to; 1 if there is none.
     """
@@ -264,15 +264,14 @@ class _OnGrid:
         self, x: Tensor, needed: bool, factor: Callable[[slice], Tensor] | None = None
     ) -> None:
         self.x, self.needed, self.factor = x, needed, factor
-        self.parts: list[Tensor] = []
+        self.total: Tensor | None = None
 
     def add(self, at: slice, by: Tensor) -> None:
         if self.needed:
             by = by if self.factor is None else by * self.factor(at)
-            self.parts.append(by.sum_to_size(self.x[at].shape))
-
-    def whole(self) -> Tensor | None:
-        return torch.cat(self.parts[::-1]) if self.needed else None
+            if self.total is None:
+                self.total = torch.empty(self.x.shape, dtype=by.dtype, device=by.device)
+            self.total[at] = by.sum_to_size(self.x[at].shape)
 
 
 class _OfNet:
@@ -303,7 +302,7 @@ class _OfNet:
 
     def whole(self) -> Net:
         *weights, last = (s.total for s in self.weights)
-        return Net(last, self.last_bias, tuple(weights), tuple(b.whole() for b in self.biases))
+        return Net(last, self.last_bias, tuple(weights), tuple(b.total for b in self.biases))
 
 
 def _layers_back(

@@ -146,7 +146,10 @@ class MLPControl(nn.Module):
         features = self.time_features(t)
         biases = [bias(features) for bias in self.biases]
         if self.context is not None and context is not None:
-            biases[0] = biases[0] + self.context(context)
+            more = self.context(context)
+            fits = more.shape == biases[0].shape and more.dtype == biases[0].dtype
+            # In the place of one of them: with a grid for each series they are large.
+            biases[0] = more.add_(biases[0]) if fits else biases[0] + more
         return biases
 
     def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps:
