@@ -23,25 +23,44 @@ FLOOR = 0.3  # degrees of noise: joints that hardly move would outweigh the othe
 CLIP = 1e3  # norm of the gradient, for each window
 
 
+class Paced(nn.Module):
+    """A drift in the first dimensions, at a pace that is the last: its logarithm in units of
+    ``spread``, which changes by noise and by the control alone."""
+
+    def __init__(self, drift: NeuralDrift, spread: float) -> None:
+        super().__init__()
+        self.drift, self.spread = drift, spread
+
+    def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        pace = z[..., -1:]
+        moves = self.drift(t, z[..., :-1]) * torch.exp(self.spread * pace)
+        return torch.cat([moves, torch.zeros_like(pace)], -1)
+
+
 class Gait(PyroModule):
     """A latent path, one state every few frames, and what is measured of it."""
 
     def __init__(self, kind: str, unit: Tensor, args: argparse.Namespace) -> None:
         super().__init__()
-        self.kind, self.dim = kind, args.dim
-        self.drift = NeuralDrift(args.dim, (args.hidden,))
+        self.kind, self.dim, self.shape = kind, args.dim + bool(args.cadence), args.dim
+        drift = NeuralDrift(args.dim, (args.hidden,))
         with torch.no_grad():  # slow at first: 30 units of time are long for a random field
-            for parameter in self.drift.net[-1].parameters():
+            for parameter in drift.net[-1].parameters():
                 parameter.mul_(0.1)
+        self.drift = Paced(drift, args.cadence) if args.cadence else drift
         if kind == "sde":
             width = args.hidden if args.stateful else 0
             scale, floor = args.diffusion, args.floor
-            self.diffusion = NeuralDiffusion(args.dim, width, scale=scale, floor=floor)
+            self.diffusion = NeuralDiffusion(self.dim, width, scale=scale, floor=floor)
         self.decoder = nn.Sequential(
             nn.Linear(args.dim, args.hidden), nn.Softplus(), nn.Linear(args.hidden, len(unit))
         )
         self.register_buffer("unit", unit)
         self.log_noise = nn.Parameter(torch.ones(len(unit) if args.joints else ()))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """What is measured of a walker whose state is ``z``, but for the noise."""
+        return self.decoder(z[..., : self.shape]) * self.unit
 
     def noise(self) -> Tensor:
         return self.log_noise.exp().clamp(min=FLOOR)
@@ -65,7 +84,7 @@ class Gait(PyroModule):
             else:
                 path = ODEPath(self.drift, start, times)
             z = pyro.sample("z", path)
-            mean = self.decoder(z) * self.unit
+            mean = self.decode(z)
             if values is not None:
                 law = dist.Normal(mean, self.noise()).mask(mask.unsqueeze(-1))
                 pyro.sample("y", law.to_event(2), obs=values)
@@ -202,6 +221,6 @@ def predict(model: Gait, guide: AutoSDE, x: Tensor, args: argparse.Namespace) ->
     """Samples of the mean of every frame, (samples, series, frames, 50), given the first three."""
     times, n = times_of(args, x.shape[1]), args.samples
     z = guide(x[:, :GIVEN].repeat(n, 1, 1), times)["z"]
-    mean = model.decoder(z) * model.unit
+    mean = model.decode(z)
     position = torch.arange(x.shape[1]).expand(len(mean), -1) / args.stride
     return at(mean, torch.arange(len(mean)), position).unflatten(0, (n, -1))

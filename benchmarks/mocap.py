@@ -197,6 +197,7 @@ RULE: dict[str, tuple[Any, str]] = {
     "power": (1.0, "of their weights: 1 weighs by importance, 0 would be the ELBO"),
     "joints": (0, "1: noise of each joint"),
     "contraction": (0, "1: the posterior shrinks the noise of the steps"),
+    "cadence": (0.0, "spread of a pace of each walker's own, in logarithms; 0: none"),
     "stateful": (0, "1: a diffusion with hidden units"),
     "anneal": (100, "steps until it has that weight"),
     "samples": (50, "paths of which the mean is the prediction"),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .at_once_inputs import Inputs, Layout, Net, add_product_, factors, halves
+from .at_once_inputs import Inputs, Layout, Net, Shape, add_product_, factors, halves
 from .at_once_vjp import Vjp
 from .units import UNITS
 
@@ -93,14 +93,19 @@ class _Hidden:
 
     def __init__(self, net: Net, units: str, rows: int) -> None:
         unit = UNITS[units]
-        self.biases, self.rows = net.biases, rows
+        self.net, self.rows = net, rows
         self.weights = [w.t() for w in net.weights]
         self.unit, self.factor = unit.in_place(net.last), unit.factor
 
     def rooms(self, at: slice) -> list[Tensor]:
         """The biases of a block of steps in one copy, which addmm would make for each."""
-        biases = (b[at].expand(-1, self.rows, -1) for b in self.biases)
-        return [torch.mul(b, self.factor, out=b.new_empty(b.shape)) for b in biases]
+        biases = (b[at].expand(-1, self.rows, -1) for b in self.net.biases)
+        rooms = [torch.mul(b, self.factor, out=b.new_empty(b.shape)) for b in biases]
+        for room, weight in zip(rooms, self.net.reads, strict=False):
+            if weight.shape[1]:
+                known = self.net.known[at][..., : weight.shape[1]].flatten(0, 1)
+                room.flatten(0, 1).addmm_(known, weight.t(), alpha=self.factor)
+        return rooms
 
     def __call__(self, h: Tensor, rooms: Sequence[Tensor]) -> Tensor:
         """The last layer at the states ``h``."""
@@ -117,10 +122,10 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
     z, outs = states.unbind(0), out.unbind(0)
     us = outs if log_c is None else u.unbind(0)
     decay, gain = factors(p.decay), factors(p.gain)
-    control, width = _Hidden(p.control, layout.units, m), p.control.width()
+    control, width = _Hidden(p.control, layout.control.units, m), p.control.width()
     nets, drift = [control], None
-    if p.drift is not None:
-        drift, width = _Hidden(p.drift, layout.drift_units, m), max(width, p.drift.width())
+    if p.drift is not None and layout.drift is not None:
+        drift, width = _Hidden(p.drift, layout.drift.units, m), max(width, p.drift.width())
         nets.append(drift)
         dt, drift_bias, drift_last_t = factors(p.dt), p.drift.last_bias, p.drift.last.t()
     blocks = _blocks(n, m * width, m * len(p.control.last))
@@ -137,12 +142,12 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
                 layer.append(room)
         units = zip(*(room.unbind(0) for room in rooms), strict=True)
         for i, layers in enumerate(units, at.start):
-            outs[i].addmm_(control(z[i], layers[: layout.depth]), last_t)
+            outs[i].addmm_(control(z[i], layers[: layout.control.depth]), last_t)
             add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
             if log_c is not None:
                 z[i + 1].addcmul_(noise[i - at.start], log_c[i].exp())
             if drift is not None:
-                h = drift(z[i], layers[layout.depth :])
+                h = drift(z[i], layers[layout.control.depth :])
                 add_product_(z[i + 1], dt[i], torch.addmm(drift_bias, h, drift_last_t))
     return blocks, states, out, hidden
 
@@ -164,26 +169,27 @@ def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> Run:
 def _steps(z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout) -> tuple[Tensor, ...]:
     """The states after, the outputs and the hidden units of a few steps, in plain operations."""
     states, outs = [], []
-    nets = [p.control] if p.drift is None else [p.control, p.drift]
-    hidden: list[list[Tensor]] = [[] for net in nets for _ in net.weights]
-    # A sum with a product would be compiled to addmm, which copies the bias first.
-    minus = [[-b for b in net.biases] for net in nets]
-    kinds = (UNITS[layout.units], UNITS[layout.drift_units or layout.units])
-    of, drift_of = (kind.compiled or kind.of for kind in kinds)
+    hidden: list[list[Tensor]] = []
+
+    def last_units(net: Net, shape: Shape, i: int, first: int) -> Tensor:
+        """The last hidden layer at the state, all of them being kept from number ``first`` on."""
+        unit, h = UNITS[shape.units], z
+        for k, weight in enumerate(net.weights):
+            # A sum with a product would be compiled to addmm, which copies the bias first.
+            h = (unit.compiled or unit.of)(torch.mm(h, weight.t()) - (-net.bias(k, i)))
+            if i == 0:
+                hidden.append([])
+            hidden[first + k].append(h)
+        return h
+
     for i, e in enumerate(eps.unbind(0)):
-        h, kept = z, iter(hidden)
-        for weight, bias in zip(p.control.weights, minus[0], strict=True):
-            h = of(torch.mm(h, weight.t()) - bias[i])
-            next(kept).append(h)
+        h = last_units(p.control, layout.control, i, 0)
         outs.append(torch.mm(h, last_t) - (-p.control.last_bias))
         u, log_c = halves(outs[-1], z.shape[-1])
         noise = p.scale[i] * e if log_c is None else p.scale[i] * e * log_c.exp()
         after = p.shift[i] + p.decay[i] * z + p.gain[i] * u + noise
-        if p.drift is not None:
-            h = z
-            for weight, bias in zip(p.drift.weights, minus[1], strict=True):
-                h = drift_of(torch.mm(h, weight.t()) - bias[i])
-                next(kept).append(h)
+        if p.drift is not None and layout.drift is not None:
+            h = last_units(p.drift, layout.drift, i, layout.control.depth)
             after = after + p.dt[i] * (torch.mm(h, p.drift.last.t()) - (-p.drift.last_bias))
         z = after
         states.append(z)
@@ -206,7 +212,7 @@ def _with_graph(
     after, out, *_ = _steps(p.z0, eps, p, p.control.last.t(), layout)
     states = torch.cat([p.z0.unsqueeze(0), after])
     fixed = Inputs.of([x.detach() for x in aliases], layout).control
-    outputs = [states, out, _network(fixed, layout.units, states[:-1])]
+    outputs = [states, out, _network(fixed, layout.control, states[:-1])]
     live = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
     wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
     found = iter(
@@ -221,8 +227,11 @@ def _with_graph(
     return [next(found) if need else None for need in needed]
 
 
-def _network(net: Net, units: str, h: Tensor) -> Tensor:
+def _network(net: Net, shape: Shape, states: Tensor) -> Tensor:
     """The outputs at states of all steps."""
-    for weight, bias in zip(net.weights, net.biases, strict=True):
-        h = UNITS[units].of(h @ weight.t() + bias)
-    return h @ net.last.t() + net.last_bias
+    outs = []
+    for i, h in enumerate(states.unbind(0)):
+        for k, weight in enumerate(net.weights):
+            h = UNITS[shape.units].of(h @ weight.t() + net.bias(k, i))
+        outs.append(h @ net.last.t() + net.last_bias)
+    return torch.stack(outs)

@@ -7,27 +7,60 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Inputs", "Layout", "Net", "add_product_", "factors", "halves"]
+__all__ = ["Inputs", "Layout", "Net", "Shape", "add_product_", "factors", "halves"]
+
+
+class Shape(NamedTuple):
+    """What of a network is no tensor."""
+
+    depth: int
+    """How many hidden layers it has."""
+    units: str
+    reads: bool
+    """Whether they read what is known on the grid."""
+
+    def size(self) -> int:
+        """Of how many tensors it consists."""
+        return 2 + 2 * self.depth + (1 + self.depth if self.reads else 0)
 
 
 class Net(NamedTuple):
-    """A network of the state. The biases of its hidden layers are on the grid."""
+    """A network of the state: hidden layers of W h + V known + bias, and a linear output.
+
+    The biases, and what is known, are on the grid; V is of the first columns of what is known, as
+    many as it has itself, which may be none.
+    """
 
     last: Any
     last_bias: Any
     weights: tuple[Any, ...]
     biases: tuple[Any, ...]
+    known: Any = None
+    reads: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, flat: Sequence[Any]) -> Net:
-        end = 2 + (len(flat) - 2) // 2
-        return cls(flat[0], flat[1], tuple(flat[2:end]), tuple(flat[end:]))
+    def of(cls, flat: Sequence[Any], shape: Shape) -> Net:
+        k, (last, last_bias, *rest) = shape.depth, flat
+        weights, biases = tuple(rest[:k]), tuple(rest[k : 2 * k])
+        if not shape.reads:
+            return cls(last, last_bias, weights, biases)
+        return cls(last, last_bias, weights, biases, rest[2 * k], tuple(rest[2 * k + 1 :]))
 
     def flat(self) -> tuple[Any, ...]:
-        return self.last, self.last_bias, *self.weights, *self.biases
+        more = (self.known, *self.reads) if self.reads else ()
+        return self.last, self.last_bias, *self.weights, *self.biases, *more
 
     def at(self, steps: slice) -> Net:
-        return self._replace(biases=tuple(b[steps] for b in self.biases))
+        known = None if self.known is None else self.known[steps]
+        return self._replace(biases=tuple(b[steps] for b in self.biases), known=known)
+
+    def bias(self, layer: int, step: int) -> Tensor:
+        """All that is added in a step to what a layer makes of the units before it."""
+        bias = self.biases[layer][step]
+        columns = self.reads[layer].shape[1] if self.reads else 0
+        if not columns:
+            return bias
+        return bias + self.known[step][..., :columns] @ self.reads[layer].t()
 
     def width(self) -> int:
         """Of its widest layer."""
@@ -35,11 +68,8 @@ class Net(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What is not a tensor: how deep the control is, and the units of control and drift."""
-
-    depth: int
-    units: str
-    drift_units: str = ""
+    control: Shape
+    drift: Shape | None = None
 
 
 class Inputs(NamedTuple):
@@ -58,12 +88,12 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(cls, flat: Sequence[Any], layout: Layout) -> Inputs:
-        end = 5 + 2 + 2 * layout.depth
+        end = 5 + layout.control.size()
         z0, decay, shift, gain, scale = flat[:5]
-        linear = cls(z0, decay, shift, gain, scale, Net.of(flat[5:end]))
-        if not layout.drift_units:
+        linear = cls(z0, decay, shift, gain, scale, Net.of(flat[5:end], layout.control))
+        if layout.drift is None:
             return linear
-        return linear._replace(dt=flat[end], drift=Net.of(flat[end + 1 :]))
+        return linear._replace(dt=flat[end], drift=Net.of(flat[end + 1 :], layout.drift))
 
     def at(self, steps: slice) -> Inputs:
         """What a block of steps uses."""

@@ -14,6 +14,8 @@ from .units import UNITS
 
 __all__ = ["Vjp"]
 
+FEW = 16
+
 
 def _plus_product(start: Tensor, factor: Any, x: Tensor) -> Tensor:
     if isinstance(factor, float):
@@ -66,12 +68,13 @@ class Vjp:
 
     def _walk(self, at: slice, by_z: Tensor, hidden: list[Tensor]) -> _Block:
         """Through a block of steps, from the gradient by the state after it."""
-        outputs, k = len(self.p.control.last), self.layout.depth
+        outputs, (control, drift) = len(self.p.control.last), self.layout
         if self.compile and outputs > 1:
             return self._compiled(at, by_z, hidden)
         walk = self._with_slopes if outputs == 1 else self._step_by_step
-        slopes = [UNITS[self.layout.units].slope(h) for h in hidden[:k]]
-        drift_slopes = [UNITS[self.layout.drift_units].slope(h) for h in hidden[k:]]
+        slopes = [UNITS[control.units].slope(h) for h in hidden[: control.depth]]
+        more = [] if drift is None else hidden[control.depth :]
+        drift_slopes = [UNITS[drift.units].slope(h) for h in more] if drift else []
         return walk(at, by_z, slopes, drift_slopes)
 
     def _with_slopes(
@@ -107,9 +110,9 @@ class Vjp:
         by_log_c = self._by_log_c(at)
         noise = None if by_log_c is None else by_log_c.unbind(0)[::-1]
         back = _layers_back(self.back, slopes)
-        first, passed = p.control.weights[0], []
+        first, passed = _with_columns(p.control.weights[0]), []
         if p.drift is not None:
-            dt, drift_first = factors(p.dt[at])[::-1], p.drift.weights[0]
+            dt, drift_first = factors(p.dt[at])[::-1], _with_columns(p.drift.weights[0])
             drift_back = _layers_back(self.drift_back, drift_slopes)
         for i, (by_state, by_o) in enumerate(_backwards(self.by_states[at], self._total(at))):
             passed.append(by_z)
@@ -149,7 +152,7 @@ class Vjp:
             hidden,
             self.p.control.weights[0],
             self.back,
-            self.layout.units,
+            self.layout.control.units,
         )
         return _Block(by_z, by_next, by_out, deltas, [])
 
@@ -167,7 +170,7 @@ class Vjp:
 
     def by_inputs(self, blocks: list[slice], needed: Inputs) -> Inputs:
         """The gradients, None where they are not needed."""
-        p, k = self.p, self.layout.depth
+        p, k = self.p, self.layout.control.depth
         decay = _OnGrid(p.decay, needed.decay, lambda at: self.states[at])
         shift = _OnGrid(p.shift, needed.shift)
         gain = _OnGrid(p.gain, needed.gain, lambda at: self.u[at])
@@ -246,12 +249,22 @@ class _Sum:
 
     def __init__(self, needed: bool) -> None:
         self.needed = needed
-        self.total: Tensor | None = None
+        self.sum: Tensor | None = None
+        self.swapped = False
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        if self.needed:
-            a, b = a.flatten(0, 1).t(), b.flatten(0, 1)
-            self.total = a @ b if self.total is None else self.total.addmm_(a, b)
+        if not self.needed:
+            return
+        a, b = a.flatten(0, 1), b.flatten(0, 1)
+        # A product with few columns may take five times as long as its transpose.
+        self.swapped = b.shape[1] < a.shape[1]
+        a, b = (b, a) if self.swapped else (a, b)
+        self.sum = a.t() @ b if self.sum is None else self.sum.addmm_(a.t(), b)
+
+    def total(self) -> Tensor | None:
+        if self.sum is None or not self.swapped:
+            return self.sum
+        return self.sum.t().contiguous()
 
 
 class _OnGrid:
@@ -278,10 +291,12 @@ class _OfNet:
     """The gradients by a network."""
 
     def __init__(self, net: Net, needed: Net) -> None:
-        self.needs_bias = needed.last_bias
+        self.net, self.needed = net, needed
         self.weights = [_Sum(need) for need in (*needed.weights, needed.last)]
+        self.reads = [_Sum(need) for need in needed.reads]
         self.biases = [_OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
         self.last_bias: Tensor | None = None
+        self.known: Tensor | None = None
 
     def add(
         self, at: slice, units: Sequence[Tensor], deltas: Sequence[Tensor], by_out: Tensor
@@ -296,13 +311,32 @@ class _OfNet:
             total.add(delta, h)
         for bias, delta in zip(self.biases, deltas, strict=True):
             bias.add(at, delta)
-        if self.needs_bias:
+        if self.needed.last_bias:
             part = by_out.sum((0, 1))
             self.last_bias = part if self.last_bias is None else self.last_bias + part
+        for total, weight, delta in zip(self.reads, self.net.reads, deltas, strict=False):
+            if weight.shape[1]:
+                total.add(delta, self.net.known[at][..., : weight.shape[1]])
+        if self.needed.known:
+            self._add_known(at, deltas)
+
+    def _add_known(self, at: slice, deltas: Sequence[Tensor]) -> None:
+        if self.known is None:
+            self.known = torch.empty_like(self.net.known, memory_format=torch.contiguous_format)
+        block = self.known[at].zero_().flatten(0, 1)
+        for weight, delta in zip(self.net.reads, deltas, strict=True):
+            if weight.shape[1]:
+                block[:, : weight.shape[1]].addmm_(delta.flatten(0, 1), weight)
 
     def whole(self) -> Net:
-        *weights, last = (s.total for s in self.weights)
-        return Net(last, self.last_bias, tuple(weights), tuple(b.total for b in self.biases))
+        *weights, last = (s.total() for s in self.weights)
+        biases, reads = (x.total for x in self.biases), (s.total() for s in self.reads)
+        return Net(last, self.last_bias, tuple(weights), tuple(biases), self.known, tuple(reads))
+
+
+def _with_columns(weight: Tensor) -> Tensor:
+    """The same with columns side by side in memory if they are few: faster to multiply by."""
+    return weight.t().contiguous().t() if 1 < weight.shape[1] <= FEW else weight
 
 
 def _layers_back(

@@ -23,7 +23,7 @@ def simulate_in_chunks(
     z = z0.detach().requires_grad_() if torch.is_grad_enabled() and not z0.requires_grad else z0
     parts = []
     for at in chunks(len(eps)):
-        biases = [b[at] for b in net.biases]
+        biases = [b[at] for b in net.all_biases]
         more = (net.weights, biases, net.last, net.contraction, net.units)
         parts.append(_compiled_steps(transition, t[at], dt[at], z, eps[at], *more))
         z = parts[-1][0][-1]

@@ -113,7 +113,7 @@ class ControlledPath(PathDistribution):
     def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any]]:
         control = self._on_grid(t)
         if isinstance(control, NetworkSteps):
-            return control.biases, control.at
+            return control.all_biases, control.at
         stepwise = getattr(self.control, "stepwise", None)
         return ((), self.control) if stepwise is None else stepwise(t)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .at_once import run_at_once
-from .at_once_inputs import Inputs, Layout, Net
+from .at_once_inputs import Inputs, Layout, Net, Shape
 from .units import UNITS
 from .util import broadcast_shapes
 
@@ -60,6 +60,10 @@ class NetworkSteps:
     :param last: Weight and bias of the output.
     :param contraction: Whether the output is u and log c, side by side.
     :param units: The hidden units, ``"tanh"`` or ``"softplus"``.
+    :param known: What else is known on the grid, of shape ``(N, ..., F)``. In one operation the
+        biases that it makes, which are larger, are computed a few steps at a time.
+    :param reads: One weight a layer, of shape ``(out, C)``: the product with the first C columns
+        of ``known`` is added to its bias.
     """
 
     weights: list[Tensor]
@@ -67,10 +71,26 @@ class NetworkSteps:
     last: tuple[Tensor, Tensor]
     contraction: bool = False
     units: str = "tanh"
+    known: Tensor | None = None
+    reads: list[Tensor] = field(default_factory=list)
+
+    @cached_property
+    def all_biases(self) -> list[Tensor]:
+        """The biases, those of what is known included."""
+        known = self.known
+        if known is None:
+            return self.biases
+        biases = []
+        for bias, weight in zip(self.biases, self.reads, strict=True):
+            if weight.shape[1]:
+                more = linear(known[..., : weight.shape[1]], weight)
+                bias = more + _with_ones(bias, more.dim())
+            biases.append(bias)
+        return biases
 
     @cached_property
     def _at(self) -> list[tuple[Tensor, ...]]:
-        return list(zip(*(b.unbind(0) for b in self.biases), strict=True))
+        return list(zip(*(b.unbind(0) for b in self.all_biases), strict=True))
 
     def __call__(self, i: int, z: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self.at(None, z, *self._at[i])
@@ -83,13 +103,14 @@ class NetworkSteps:
 
     def fits(self, z: Tensor) -> bool:
         """Whether it maps states like ``z`` to outputs of the same batch, dtype and device."""
-        tensors = (*self.weights, *self.biases, *self.last)
+        on_grid = [*self.biases] if self.known is None else [*self.biases, self.known]
+        tensors = (*self.weights, *on_grid, *self.last, *self.reads)
         outputs = (2 if self.contraction else 1) * z.shape[-1]
         return (
             all(x.dtype == z.dtype and x.device == z.device for x in tensors)
             and self.weights[0].shape[1] == z.shape[-1]
             and self.last[0].shape[0] == outputs
-            and all(b.dim() == 2 or _fits(b.shape[1:-1], z.shape[:-1]) for b in self.biases)
+            and all(x.dim() == 2 or _fits(x.shape[1:-1], z.shape[:-1]) for x in on_grid)
         )
 
 
@@ -146,11 +167,13 @@ def simulate_at_once(
     there is a drift, ``dt`` times that."""
     n, batch, d = len(eps), z0.shape[:-1], z0.shape[-1]
     decay, shift, scale, root = (_by_rows(x, batch) for x in (*affine, dt.sqrt()))
-    inputs = Inputs(z0.reshape(-1, d), decay, shift, scale * root, scale, _by_net(control, batch))
-    layout = Layout(len(control.weights), control.units)
+    net, shape = _by_net(control, batch)
+    inputs = Inputs(z0.reshape(-1, d), decay, shift, scale * root, scale, net)
+    layout = Layout(shape)
     if drift is not None:
-        inputs = inputs._replace(dt=_by_rows(dt, batch), drift=_by_net(drift, batch))
-        layout = layout._replace(drift_units=drift.units)
+        net, shape = _by_net(drift, batch)
+        inputs = inputs._replace(dt=_by_rows(dt, batch), drift=net)
+        layout = layout._replace(drift=shape)
     states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, layout, compile)
     value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
     (u, log_c), of_states = (
@@ -159,8 +182,13 @@ def simulate_at_once(
     return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
 
 
-def _by_net(net: NetworkSteps, batch: torch.Size) -> Net:
-    return Net(*net.last, tuple(net.weights), tuple(_by_rows(b, batch) for b in net.biases))
+def _by_net(net: NetworkSteps, batch: torch.Size) -> tuple[Net, Shape]:
+    biases = tuple(_by_rows(b, batch) for b in net.biases)
+    found = Net(*net.last, tuple(net.weights), biases)
+    if net.known is not None:
+        known = _by_rows(net.known, batch).expand(-1, batch.numel(), -1)
+        found = found._replace(known=known, reads=tuple(net.reads))
+    return found, Shape(len(net.weights), net.units, net.known is not None)
 
 
 def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:

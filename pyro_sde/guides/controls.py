@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..distributions.fused import NetworkSteps, network
+from ..distributions.util import broadcast_shapes
 
 __all__ = ["MLPControl"]
 
@@ -113,11 +114,14 @@ class MLPControl(nn.Module):
         # The grid that it was made for: all that is not learned is known.
         known = self._on_own_grid
         if known is None or known[0] is not self.times or known[1] != self.times._version:
-            fixed = self._features(starts.unsqueeze(-1)).detach()[:, : -self.embedding.shape[-1]]
+            fixed = torch.cat(self._parts(starts.unsqueeze(-1))[:-1], -1).detach()
             known = self._on_own_grid = (self.times, self.times._version, fixed)
         return torch.cat([known[2], self.embedding], -1).reshape(*t.shape[:-1], -1)
 
     def _features(self, t: Tensor) -> Tensor:
+        return torch.cat(self._parts(t), -1)
+
+    def _parts(self, t: Tensor) -> list[Tensor]:
         tau = (t - self.times[0]) / (self.times[-1] - self.times[0])
         angle = tau * self.frequencies
         features = [tau, angle.sin(), angle.cos()]
@@ -129,7 +133,7 @@ class MLPControl(nn.Module):
             start, end = starts[left].unsqueeze(-1), starts[right].unsqueeze(-1)
             weight = ((t - start) / (end - start)).clamp(0, 1)
             features.append(torch.lerp(self.embedding[left], self.embedding[right], weight))
-        return torch.cat(features, -1)
+        return features
 
     def _weights(self) -> list[Any]:
         return [layer.weight for layer in self.layers]
@@ -146,16 +150,28 @@ class MLPControl(nn.Module):
         features = self.time_features(t)
         biases = [bias(features) for bias in self.biases]
         if self.context is not None and context is not None:
-            more = self.context(context)
-            fits = more.shape == biases[0].shape and more.dtype == biases[0].dtype
-            # In the place of one of them: with a grid for each series they are large.
-            biases[0] = more.add_(biases[0]) if fits else biases[0] + more
+            biases[0] = biases[0] + self.context(context)
         return biases
 
     def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps:
-        """The control as a function of the step's number, all biases computed now."""
-        biases = self._biases(t, context)
-        if biases[0].numel() == len(t) * biases[0].shape[-1]:
-            biases = [b.reshape(len(t), -1) for b in biases]
+        """The control as a function of the step's number, all that depends on time known now."""
+        n, layers, known = len(t), list[Any](self.biases), list[Tensor]()
+        if t.numel() == n:  # one grid for all
+            features = self.time_features(t).reshape(n, -1)
+            biases = [bias(features) for bias in layers]
+            reads = [bias.weight[:, :0] for bias in layers]
+        else:
+            known = self._parts(t)
+            biases = [bias.bias.expand(n, -1) for bias in layers]
+            reads = [bias.weight for bias in layers]
+        if self.context is not None and context is not None:
+            context = context.reshape((1,) * (t.dim() - context.dim()) + context.shape)
+            known.append(context.expand(n, *context.shape[1:]))
+            reads[0] = torch.cat([reads[0], self.context.weight], 1)
         last = (self.last.weight, self.last.bias)
-        return NetworkSteps(self._weights(), biases, last, self.contraction)
+        steps = NetworkSteps(self._weights(), biases, last, self.contraction)
+        if known:
+            shape = broadcast_shapes(*(x.shape[:-1] for x in known))
+            steps.known = torch.cat([x.expand(*shape, -1) for x in known], -1)
+            steps.reads = reads
+        return steps

@@ -73,14 +73,16 @@ class NeuralDrift(nn.Module):
         if not plain:
             return None
         weights, biases = [x.weight for x in linear[:-1]], [x.bias for x in linear[:-1]]
-        on_grid = [b.expand(len(t), -1) for b in biases]
+        last, n = (linear[-1].weight, linear[-1].bias), len(t)
+        steps = NetworkSteps(weights, [b.expand(n, -1) for b in biases], last)
+        steps.units = names[kinds.pop()]
         if self.time:
-            weights[0], by_time = weights[0].split([weights[0].shape[1] - 1, 1], 1)
-            on_grid[0] = biases[0] + t * by_time.squeeze(-1)
-            if on_grid[0].numel() == len(t) * len(biases[0]):
-                on_grid[0] = on_grid[0].reshape(len(t), -1)
-        last = (linear[-1].weight, linear[-1].bias)
-        return NetworkSteps(weights, on_grid, last, units=names[kinds.pop()])
+            weights[0], of_time = weights[0].split([weights[0].shape[1] - 1, 1], 1)
+            if t.numel() == n:
+                steps.biases[0] = biases[0] + t.reshape(n, 1) * of_time.squeeze(-1)
+            else:
+                steps.known, steps.reads = t, [of_time, *(w[:, :0] for w in weights[1:])]
+        return steps
 
 
 class NeuralDiffusion(nn.Module):

@@ -158,11 +158,13 @@ def test_a_grid_for_each_series_and_gradients_by_the_times(estimator, process):
     "size, shape",
     [((4,), ()), ((2, 4), ()), ((2, 4), (3,)), ((5, 2, 4), ()), ((5, 1, 2, 4), (3,))],
 )
-def test_a_context_of_each_element_and_of_time(contraction, size, shape):
+@pytest.mark.parametrize("times", [GRID, torch.stack([GRID, 1.5 * GRID])])
+@pytest.mark.parametrize("process", [ou, neural])
+def test_a_context_of_each_element_and_of_time(contraction, size, shape, times, process):
     """Of shape (5, ...) it differs from step to step."""
     control = control_of(2, context=4, contraction=contraction)
     context = leaf(*size)
-    parameters, prior = ou(2, (2,))
+    parameters, prior = process(2, (2,), times)
     inputs = [context, *parameters, *control.parameters()]
     check(prior, inputs, WithContext(control, context), contraction, "stl", shape)
 
@@ -200,6 +202,22 @@ def test_gradients_of_gradients(dim, contraction, estimator, process):
     found = []
     for c in (control, ByStep(control)):
         _, z, term = loss_of(prior, c, contraction, estimator, (2,))
+        first = torch.autograd.grad(z.sum() + term.sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("contraction", [False, True])
+def test_gradients_of_gradients_by_what_is_known(contraction):
+    """A grid for each series, and a context."""
+    times = torch.stack([GRID, 1.5 * GRID])
+    control, context = control_of(2, context=4, contraction=contraction), leaf(5, 2, 4)
+    parameters, prior = neural(2, (2,), times)
+    inputs = [context, *parameters, *control.parameters()]
+    found = []
+    for c in (WithContext(control, context), ByStep(WithContext(control, context))):
+        _, z, term = loss_of(prior, c, contraction, "full", ())
         first = torch.autograd.grad(z.sum() + term.sum(), inputs, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
     for a, b in zip(*found, strict=True):
