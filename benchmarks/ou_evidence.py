@@ -52,7 +52,7 @@ class Case:
         exact = OrnsteinUhlenbeck(self.rate, 0.0, 1.0, grid)
         if not euler:
             return exact
-        return SDEPath(lambda t, z: -self.rate * z, lambda t, z: 1.0, exact.initial, grid)
+        return SDEPath(lambda t, z: -self.rate * z, 1.0, exact.initial, grid)
 
     def model(self, grid: Tensor, euler: bool = False) -> Callable[[Tensor], None]:
         def model(y: Tensor) -> None:

@@ -36,7 +36,7 @@ class Model(PyroModule):
         scale = pyro.sample("scale", dist.LogNormal(-1.0, 0.3)).unsqueeze(-1)
         start = dist.Normal(torch.zeros(2), 1.0).to_event(1)
         with pyro.plate("series", SERIES, subsample_size=self.batch) as index:
-            path = SDEPath(self.drift, lambda t, z: scale, start, times[index])
+            path = SDEPath(self.drift, scale, start, times[index])
             z = pyro.sample("z", path)
             pyro.sample("y", dist.Normal(z[..., :1], 0.3).to_event(2), obs=values[index])
 

@@ -65,7 +65,7 @@ def model(times: Tensor, values: Tensor | None = None) -> None:
 
     width = torch.tensor([2.0, 0.7] + [2.0] * (DIM - 2))
     start = dist.Normal(torch.zeros(DIM), width).to_event(1)
-    z = pyro.sample("z", SDEPath(drift, lambda t, z: scale, start, grid))
+    z = pyro.sample("z", SDEPath(drift, scale, start, grid))
     likelihood = dist.Normal(expected(z, grid, times).unsqueeze(-1), noise[..., None, None])
     pyro.sample("y", likelihood.mask(mask).to_event(2), obs=values)
 

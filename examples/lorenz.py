@@ -36,7 +36,7 @@ def simulate(n: int, fine: int = 20) -> Tensor:
     grid = torch.linspace(0, END, (POINTS - 1) * fine + 1)
     start = dist.Normal(torch.tensor([0.0, 0.0, 25.0]), 6.0).to_event(1)
     with torch.no_grad():
-        return SDEPath(drift, lambda t, v: 1.2, start, grid).sample((n,))[:, ::fine]
+        return SDEPath(drift, 1.2, start, grid).sample((n,))[:, ::fine]
 
 
 class LatentSDE(PyroModule):

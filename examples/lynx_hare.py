@@ -64,7 +64,7 @@ def make_model(grid: Tensor, years: Tensor) -> Callable[..., None]:
             return field(z + half * field(z))
 
         start = dist.Normal(torch.zeros(2), 1.0).to_event(1)
-        z = pyro.sample("z", SDEPath(drift, lambda t, z: g, start, grid))
+        z = pyro.sample("z", SDEPath(drift, g, start, grid))
         loc = select(z, grid, years if pelts is None else years[: len(pelts)]) + UNITS.log()
         law = dist.LogNormal(loc, error.unsqueeze(-1).unsqueeze(-1)).to_event(2)
         pyro.sample("pelts", law, obs=pelts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._compiling import compiled
-from .at_once_inputs import Inputs, Layout, Net, factors, halves
+from .at_once_inputs import Inputs, Layout, factors, halves
+from .at_once_sums import OfNet, OnGrid
 from .units import UNITS
 
 __all__ = ["Vjp"]
@@ -73,8 +74,8 @@ class Vjp:
             return self._compiled(at, by_z, hidden)
         walk = self._with_slopes if outputs == 1 else self._step_by_step
         slopes = [UNITS[control.units].slope(h) for h in hidden[: control.depth]]
-        more = [] if drift is None else hidden[control.depth :]
-        drift_slopes = [UNITS[drift.units].slope(h) for h in more] if drift else []
+        slope = UNITS[drift.units if drift else control.units].slope
+        drift_slopes = [slope(h) for h in hidden[control.depth :]]
         return walk(at, by_z, slopes, drift_slopes)
 
     def _with_slopes(
@@ -171,13 +172,13 @@ class Vjp:
     def by_inputs(self, blocks: list[slice], needed: Inputs) -> Inputs:
         """The gradients, None where they are not needed."""
         p, k = self.p, self.layout.control.depth
-        decay = _OnGrid(p.decay, needed.decay, lambda at: self.states[at])
-        shift = _OnGrid(p.shift, needed.shift)
-        gain = _OnGrid(p.gain, needed.gain, lambda at: self.u[at])
-        scale = _OnGrid(p.scale, needed.scale, self._by_scale)
-        control = _OfNet(p.control, needed.control)
-        drift = _OfNet(p.drift, needed.drift) if p.drift and needed.drift else None
-        dt = _OnGrid(p.dt, needed.dt)
+        decay = OnGrid(p.decay, needed.decay, lambda at: self.states[at])
+        shift = OnGrid(p.shift, needed.shift)
+        gain = OnGrid(p.gain, needed.gain, lambda at: self.u[at])
+        scale = OnGrid(p.scale, needed.scale, self._by_scale)
+        control = OfNet(p.control, needed.control)
+        drift = OfNet(p.drift, needed.drift) if p.drift and needed.drift else None
+        dt = OnGrid(p.dt, needed.dt)
         by_z = self.by_states[-1].contiguous()
         for number in range(len(blocks) - 1, -1, -1):
             at, hidden = blocks[number], [h[number] for h in self.hidden]
@@ -242,96 +243,6 @@ def _plain_walk(
 
 
 _compiled_walk = compiled(_plain_walk)
-
-
-class _Sum:
-    """The sum of products a' b over all steps and rows."""
-
-    def __init__(self, needed: bool) -> None:
-        self.needed = needed
-        self.sum: Tensor | None = None
-        self.swapped = False
-
-    def add(self, a: Tensor, b: Tensor) -> None:
-        if not self.needed:
-            return
-        a, b = a.flatten(0, 1), b.flatten(0, 1)
-        # A product with few columns may take five times as long as its transpose.
-        self.swapped = b.shape[1] < a.shape[1]
-        a, b = (b, a) if self.swapped else (a, b)
-        self.sum = a.t() @ b if self.sum is None else self.sum.addmm_(a.t(), b)
-
-    def total(self) -> Tensor | None:
-        if self.sum is None or not self.swapped:
-            return self.sum
-        return self.sum.t().contiguous()
-
-
-class _OnGrid:
-    """The gradient by an input that has a value for every step.
-
-    :param factor: The derivative of what the input is added to; 1 if there is none.
-    """
-
-    def __init__(
-        self, x: Tensor, needed: bool, factor: Callable[[slice], Tensor] | None = None
-    ) -> None:
-        self.x, self.needed, self.factor = x, needed, factor
-        self.total: Tensor | None = None
-
-    def add(self, at: slice, by: Tensor) -> None:
-        if self.needed:
-            by = by if self.factor is None else by * self.factor(at)
-            if self.total is None:
-                self.total = torch.empty(self.x.shape, dtype=by.dtype, device=by.device)
-            self.total[at] = by.sum_to_size(self.x[at].shape)
-
-
-class _OfNet:
-    """The gradients by a network."""
-
-    def __init__(self, net: Net, needed: Net) -> None:
-        self.net, self.needed = net, needed
-        self.weights = [_Sum(need) for need in (*needed.weights, needed.last)]
-        self.reads = [_Sum(need) for need in needed.reads]
-        self.biases = [_OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
-        self.last_bias: Tensor | None = None
-        self.known: Tensor | None = None
-
-    def add(
-        self, at: slice, units: Sequence[Tensor], deltas: Sequence[Tensor], by_out: Tensor
-    ) -> None:
-        """Those of a block.
-
-        :param units: The states, and the units of every layer.
-        :param deltas: The gradients by what these units are functions of.
-        :param by_out: The gradients by the outputs.
-        """
-        for total, delta, h in zip(self.weights, [*deltas, by_out], units, strict=True):
-            total.add(delta, h)
-        for bias, delta in zip(self.biases, deltas, strict=True):
-            bias.add(at, delta)
-        if self.needed.last_bias:
-            part = by_out.sum((0, 1))
-            self.last_bias = part if self.last_bias is None else self.last_bias + part
-        for total, weight, delta in zip(self.reads, self.net.reads, deltas, strict=False):
-            if weight.shape[1]:
-                total.add(delta, self.net.known[at][..., : weight.shape[1]])
-        if self.needed.known:
-            self._add_known(at, deltas)
-
-    def _add_known(self, at: slice, deltas: Sequence[Tensor]) -> None:
-        if self.known is None:
-            self.known = torch.empty_like(self.net.known, memory_format=torch.contiguous_format)
-        block = self.known[at].zero_().flatten(0, 1)
-        for weight, delta in zip(self.net.reads, deltas, strict=True):
-            if weight.shape[1]:
-                block[:, : weight.shape[1]].addmm_(delta.flatten(0, 1), weight)
-
-    def whole(self) -> Net:
-        *weights, last = (s.total() for s in self.weights)
-        biases, reads = (x.total for x in self.biases), (s.total() for s in self.reads)
-        return Net(last, self.last_bias, tuple(weights), tuple(biases), self.known, tuple(reads))
 
 
 def _with_columns(weight: Tensor) -> Tensor:

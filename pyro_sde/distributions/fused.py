@@ -167,11 +167,11 @@ def simulate_at_once(
     there is a drift, ``dt`` times that."""
     n, batch, d = len(eps), z0.shape[:-1], z0.shape[-1]
     decay, shift, scale, root = (_by_rows(x, batch) for x in (*affine, dt.sqrt()))
-    net, shape = _by_net(control, batch)
+    net, shape = _by_net(control, batch, compile)
     inputs = Inputs(z0.reshape(-1, d), decay, shift, scale * root, scale, net)
     layout = Layout(shape)
     if drift is not None:
-        net, shape = _by_net(drift, batch)
+        net, shape = _by_net(drift, batch, compile)
         inputs = inputs._replace(dt=_by_rows(dt, batch), drift=net)
         layout = layout._replace(drift=shape)
     states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, layout, compile)
@@ -182,13 +182,14 @@ def simulate_at_once(
     return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
 
 
-def _by_net(net: NetworkSteps, batch: torch.Size) -> tuple[Net, Shape]:
-    biases = tuple(_by_rows(b, batch) for b in net.biases)
-    found = Net(*net.last, tuple(net.weights), biases)
-    if net.known is not None:
-        known = _by_rows(net.known, batch).expand(-1, batch.numel(), -1)
+def _by_net(net: NetworkSteps, batch: torch.Size, compile: bool) -> tuple[Net, Shape]:
+    known = None if compile else net.known  # few chunks: their biases are made at once
+    biases = net.biases if known is not None else net.all_biases
+    found = Net(*net.last, tuple(net.weights), tuple(_by_rows(b, batch) for b in biases))
+    if known is not None:
+        known = _by_rows(known, batch).expand(-1, batch.numel(), -1)
         found = found._replace(known=known, reads=tuple(net.reads))
-    return found, Shape(len(net.weights), net.units, net.known is not None)
+    return found, Shape(len(net.weights), net.units, known is not None)
 
 
 def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,102 @@
+"""Gradients of :mod:`~pyro_sde.distributions.at_once` that add up from block to block of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .at_once_inputs import Net
+
+__all__ = ["OfNet", "OnGrid"]
+
+
+class _Sum:
+    """The sum of products a' b over all steps and rows."""
+
+    def __init__(self, needed: bool) -> None:
+        self.needed = needed
+        self.sum: Tensor | None = None
+        self.swapped = False
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        if not self.needed:
+            return
+        a, b = a.flatten(0, 1), b.flatten(0, 1)
+        # A product with few columns may take five times as long as its transpose.
+        self.swapped = b.shape[1] < a.shape[1]
+        a, b = (b, a) if self.swapped else (a, b)
+        self.sum = a.t() @ b if self.sum is None else self.sum.addmm_(a.t(), b)
+
+    def total(self) -> Tensor | None:
+        if self.sum is None or not self.swapped:
+            return self.sum
+        return self.sum.t().contiguous()
+
+
+class OnGrid:
+    """The gradient by an input that has a value for every step.
+
+    :param factor: The derivative of what the input is added to; 1 if there is none.
+    """
+
+    def __init__(
+        self, x: Tensor, needed: bool, factor: Callable[[slice], Tensor] | None = None
+    ) -> None:
+        self.x, self.needed, self.factor = x, needed, factor
+        self.total: Tensor | None = None
+
+    def add(self, at: slice, by: Tensor) -> None:
+        if self.needed:
+            by = by if self.factor is None else by * self.factor(at)
+            if self.total is None:
+                self.total = torch.empty(self.x.shape, dtype=by.dtype, device=by.device)
+            self.total[at] = by.sum_to_size(self.x[at].shape)
+
+
+class OfNet:
+    """The gradients by a network."""
+
+    def __init__(self, net: Net, needed: Net) -> None:
+        self.net, self.needed = net, needed
+        self.weights = [_Sum(need) for need in (*needed.weights, needed.last)]
+        self.reads = [_Sum(need) for need in needed.reads]
+        self.biases = [OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
+        self.last_bias: Tensor | None = None
+        self.known: Tensor | None = None
+
+    def add(
+        self, at: slice, units: Sequence[Tensor], deltas: Sequence[Tensor], by_out: Tensor
+    ) -> None:
+        """Those of a block.
+
+        :param units: The states, and the units of every layer.
+        :param deltas: The gradients by what these units are functions of.
+        :param by_out: The gradients by the outputs.
+        """
+        for total, delta, h in zip(self.weights, [*deltas, by_out], units, strict=True):
+            total.add(delta, h)
+        for bias, delta in zip(self.biases, deltas, strict=True):
+            bias.add(at, delta)
+        if self.needed.last_bias:
+            part = by_out.sum((0, 1))
+            self.last_bias = part if self.last_bias is None else self.last_bias + part
+        for total, weight, delta in zip(self.reads, self.net.reads, deltas, strict=False):
+            if weight.shape[1]:
+                total.add(delta, self.net.known[at][..., : weight.shape[1]])
+        if self.needed.known:
+            self._add_known(at, deltas)
+
+    def _add_known(self, at: slice, deltas: Sequence[Tensor]) -> None:
+        if self.known is None:
+            self.known = torch.empty_like(self.net.known, memory_format=torch.contiguous_format)
+        block = self.known[at].zero_().flatten(0, 1)
+        for weight, delta in zip(self.net.reads, deltas, strict=True):
+            if weight.shape[1]:
+                block[:, : weight.shape[1]].addmm_(delta.flatten(0, 1), weight)
+
+    def whole(self) -> Net:
+        *weights, last = (s.total() for s in self.weights)
+        biases, reads = (x.total for x in self.biases), (s.total() for s in self.reads)
+        return Net(last, self.last_bias, tuple(weights), tuple(biases), self.known, tuple(reads))
