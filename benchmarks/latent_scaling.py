@@ -34,9 +34,10 @@ from memory import peak_memory
 from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO
 from pyro_sde.distributions import OrnsteinUhlenbeck, SDEPath
 from pyro_sde.nn import NeuralDrift
+from pyro_sde.training import keep_memory
 
-# What grows, and what stays as it is. Steps twice: those of many series need so much memory that
-# the system's allocator gives it back and asks for it anew in every step, which costs as well.
+# What grows, and what stays as it is. Steps twice: those of many series need tensors so large that
+# the system's allocator gives them back and asks for them anew in every step, which costs as well.
 PARTS = [
     ("series", {"steps": 20, "dim": 8}),
     ("steps", {"series": 64, "dim": 8}),
@@ -170,6 +171,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--steps", nargs="+", type=int, default=[50, 100, 200, 400, 800])
     p.add_argument("--dim", nargs="+", type=int, default=[32, 64, 128, 256, 512])
     p.add_argument("--repeats", type=int, default=5)
+    p.add_argument("--keep-memory", action="store_true", help="pyro_sde.training.keep_memory()")
     p.add_argument("--epochs", type=int, default=0, help="train in mini-batches instead")
     p.add_argument("--train", nargs=2, type=int, default=[10_000, 100], help="series, points")
     p.add_argument("--batch", type=int, default=100)
@@ -178,6 +180,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(args: argparse.Namespace) -> dict[str, dict]:
+    if args.keep_memory and not keep_memory():
+        print("--keep-memory: this system has no such switch")
     torch.set_num_threads(1)
     torch.manual_seed(0)
     pyro.clear_param_store()

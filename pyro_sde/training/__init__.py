@@ -4,12 +4,14 @@ from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .fit import fit
 from .history import History
 from .loop import Diverged
+from .memory import keep_memory
 
 __all__ = [
     "CheckpointError",
     "Diverged",
     "History",
     "fit",
+    "keep_memory",
     "load_checkpoint",
     "save_checkpoint",
 ]
