@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .at_once_inputs import Inputs, Layout, Net, Shape, add_product_, factors, halves
+from .._operations import gradients_with_graph
+from .at_once_inputs import Inputs, Layout, Net, Shape, add_product_, factors, halves, pieces
 from .at_once_vjp import Vjp
 from .units import UNITS
 
@@ -74,13 +75,15 @@ class _AtOnce(torch.autograd.Function):
         flat, (states, out, last_t, *rest) = saved[: ctx.inputs], saved[ctx.inputs :]
         needed, layout = ctx.needs_input_grad[4:], ctx.layout
         if torch.is_grad_enabled():
-            return None, None, None, None, *_with_graph(eps, flat, layout, needed, grads)
+            plainly = lambda *x: _plainly(eps, x, layout)  # noqa: E731
+            found = gradients_with_graph(plainly, flat, needed, grads)
+            return None, None, None, None, *found
         k = len(ctx.blocks)
         hidden = [rest[i : i + k] for i in range(0, len(rest), k)]
         p = Inputs.of(flat, layout)
         vjp = Vjp(p, layout, eps, states, out, last_t, hidden, grads, ctx.compile)
-        found = vjp.by_inputs(ctx.blocks, Inputs.of(needed, layout))
-        return None, None, None, None, *found.flat()
+        by = vjp.by_inputs(ctx.blocks, Inputs.of(needed, layout))
+        return None, None, None, None, *by.flat()
 
 
 Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
@@ -102,9 +105,9 @@ class _Hidden:
         biases = (b[at].expand(-1, self.rows, -1) for b in self.net.biases)
         rooms = [torch.mul(b, self.factor, out=b.new_empty(b.shape)) for b in biases]
         for room, weight in zip(rooms, self.net.reads, strict=False):
-            if weight.shape[1]:
-                known = self.net.known[at][..., : weight.shape[1]].flatten(0, 1)
-                room.flatten(0, 1).addmm_(known, weight.t(), alpha=self.factor)
+            for i, columns in pieces(self.net.known, weight):
+                known, by = self.net.known[i][at].flatten(0, 1), weight[:, columns].t()
+                room.flatten(0, 1).addmm_(known, by, alpha=self.factor)
         return rooms
 
     def __call__(self, h: Tensor, rooms: Sequence[Tensor]) -> Tensor:
@@ -199,32 +202,13 @@ def _steps(z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout) ->
 _compiled_steps = compiled(_steps)
 
 
-def _with_graph(
-    eps: Tensor,
-    flat: Sequence[Tensor],
-    layout: Layout,
-    needed: Sequence[bool],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """The gradients by ordinary autograd, to be differentiated again."""
-    aliases = [x.view_as(x) for x in flat]
-    p = Inputs.of(aliases, layout)
+def _plainly(eps: Tensor, flat: Sequence[Tensor], layout: Layout) -> tuple[Tensor, ...]:
+    """All that :func:`run_at_once` returns, in plain operations."""
+    p = Inputs.of(flat, layout)
     after, out, *_ = _steps(p.z0, eps, p, p.control.last.t(), layout)
     states = torch.cat([p.z0.unsqueeze(0), after])
-    fixed = Inputs.of([x.detach() for x in aliases], layout).control
-    outputs = [states, out, _network(fixed, layout.control, states[:-1])]
-    live = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
-    wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
-    found = iter(
-        torch.autograd.grad(
-            [o for o, _ in live],
-            wanted,
-            [g for _, g in live],
-            create_graph=True,
-            allow_unused=True,
-        )
-    )
-    return [next(found) if need else None for need in needed]
+    fixed = Inputs.of([x.detach() for x in flat], layout).control
+    return states, out, _network(fixed, layout.control, states[:-1])
 
 
 def _network(net: Net, shape: Shape, states: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Inputs", "Layout", "Net", "Shape", "add_product_", "factors", "halves"]
+__all__ = ["Inputs", "Layout", "Net", "Shape", "add_product_", "factors", "halves", "pieces"]
 
 
 class Shape(NamedTuple):
@@ -16,51 +17,62 @@ class Shape(NamedTuple):
     depth: int
     """How many hidden layers it has."""
     units: str
-    reads: bool
-    """Whether they read what is known on the grid."""
+    known: int = 0
+    """How many tensors of what is known on the grid it reads."""
 
     def size(self) -> int:
         """Of how many tensors it consists."""
-        return 2 + 2 * self.depth + (1 + self.depth if self.reads else 0)
+        return 2 + 2 * self.depth + (self.known + self.depth if self.known else 0)
+
+
+def pieces(known: Sequence[Tensor], weight: Tensor) -> Iterator[tuple[int, slice]]:
+    """Numbers of those tensors that a layer reads, the first ones, and their columns in its
+    weight."""
+    start = 0
+    for i, x in enumerate(known):
+        columns = slice(start, start + x.shape[-1])
+        if columns.stop > weight.shape[1]:
+            return
+        yield i, columns
+        start = columns.stop
 
 
 class Net(NamedTuple):
     """A network of the state: hidden layers of W h + V known + bias, and a linear output.
 
-    The biases, and what is known, are on the grid; V is of the first columns of what is known, as
-    many as it has itself, which may be none.
+    The biases, and what is known, are on the grid. That comes in several tensors, side by side, of
+    which a layer reads the first few, or none.
     """
 
     last: Any
     last_bias: Any
     weights: tuple[Any, ...]
     biases: tuple[Any, ...]
-    known: Any = None
+    known: tuple[Any, ...] = ()
     reads: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, flat: Sequence[Any], shape: Shape) -> Net:
         k, (last, last_bias, *rest) = shape.depth, flat
-        weights, biases = tuple(rest[:k]), tuple(rest[k : 2 * k])
-        if not shape.reads:
-            return cls(last, last_bias, weights, biases)
-        return cls(last, last_bias, weights, biases, rest[2 * k], tuple(rest[2 * k + 1 :]))
+        ends = [0, k, 2 * k, 2 * k + shape.known, len(rest)]
+        parts = (tuple(rest[a:b]) for a, b in itertools.pairwise(ends))
+        return cls(last, last_bias, *parts)
 
     def flat(self) -> tuple[Any, ...]:
-        more = (self.known, *self.reads) if self.reads else ()
-        return self.last, self.last_bias, *self.weights, *self.biases, *more
+        return self.last, self.last_bias, *self.weights, *self.biases, *self.known, *self.reads
 
     def at(self, steps: slice) -> Net:
-        known = None if self.known is None else self.known[steps]
-        return self._replace(biases=tuple(b[steps] for b in self.biases), known=known)
+        biases, known = (tuple(x[steps] for x in xs) for xs in (self.biases, self.known))
+        return self._replace(biases=biases, known=known)
 
     def bias(self, layer: int, step: int) -> Tensor:
         """All that is added in a step to what a layer makes of the units before it."""
         bias = self.biases[layer][step]
-        columns = self.reads[layer].shape[1] if self.reads else 0
-        if not columns:
-            return bias
-        return bias + self.known[step][..., :columns] @ self.reads[layer].t()
+        if self.known:
+            weight = self.reads[layer]
+            for i, columns in pieces(self.known, weight):
+                bias = bias + self.known[i][step] @ weight[:, columns].t()
+        return bias
 
     def width(self) -> int:
         """Of its widest layer."""

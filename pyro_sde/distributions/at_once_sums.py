@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .at_once_inputs import Net
+from .at_once_inputs import Net, pieces
 
 __all__ = ["OfNet", "OnGrid"]
 
@@ -61,10 +61,10 @@ class OfNet:
     def __init__(self, net: Net, needed: Net) -> None:
         self.net, self.needed = net, needed
         self.weights = [_Sum(need) for need in (*needed.weights, needed.last)]
-        self.reads = [_Sum(need) for need in needed.reads]
+        self.reads = [[_Sum(need) for _ in net.known] for need in needed.reads]
         self.biases = [OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
         self.last_bias: Tensor | None = None
-        self.known: Tensor | None = None
+        self.known = [OnGrid(*x) for x in zip(net.known, needed.known, strict=True)]
 
     def add(
         self, at: slice, units: Sequence[Tensor], deltas: Sequence[Tensor], by_out: Tensor
@@ -82,21 +82,36 @@ class OfNet:
         if self.needed.last_bias:
             part = by_out.sum((0, 1))
             self.last_bias = part if self.last_bias is None else self.last_bias + part
-        for total, weight, delta in zip(self.reads, self.net.reads, deltas, strict=False):
-            if weight.shape[1]:
-                total.add(delta, self.net.known[at][..., : weight.shape[1]])
-        if self.needed.known:
-            self._add_known(at, deltas)
+        self._add_known(at, deltas)
 
     def _add_known(self, at: slice, deltas: Sequence[Tensor]) -> None:
-        if self.known is None:
-            self.known = torch.empty_like(self.net.known, memory_format=torch.contiguous_format)
-        block = self.known[at].zero_().flatten(0, 1)
-        for weight, delta in zip(self.net.reads, deltas, strict=True):
-            if weight.shape[1]:
-                block[:, : weight.shape[1]].addmm_(delta.flatten(0, 1), weight)
+        """Those of what the layers read, and of what they read it by."""
+        net = self.net
+        found: list[Tensor | None] = [None] * len(net.known)
+        for sums, weight, delta in zip(self.reads, net.reads, deltas, strict=False):
+            for i, columns in pieces(net.known, weight):
+                sums[i].add(delta, net.known[i][at])
+                if self.known[i].needed:
+                    by, old = delta @ weight[:, columns], found[i]
+                    found[i] = by if old is None else old.add_(by)
+        for total, part in zip(self.known, found, strict=True):
+            if part is not None:
+                total.add(at, part)
 
     def whole(self) -> Net:
         *weights, last = (s.total() for s in self.weights)
-        biases, reads = (x.total for x in self.biases), (s.total() for s in self.reads)
-        return Net(last, self.last_bias, tuple(weights), tuple(biases), self.known, tuple(reads))
+        return Net(
+            last,
+            self.last_bias,
+            tuple(weights),
+            tuple(x.total for x in self.biases),
+            tuple(x.total for x in self.known),
+            tuple(
+                self._by_read(sums, w) for sums, w in zip(self.reads, self.net.reads, strict=True)
+            ),
+        )
+
+    def _by_read(self, sums: Sequence[_Sum], weight: Tensor) -> Tensor | None:
+        found = [sums[i].total() for i, _ in pieces(self.net.known, weight)]
+        parts = [x for x in found if x is not None]
+        return torch.cat(parts, 1) if parts else None

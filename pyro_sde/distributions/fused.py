@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .at_once import run_at_once
-from .at_once_inputs import Inputs, Layout, Net, Shape
+from .at_once_inputs import Inputs, Layout, Net, Shape, pieces
 from .units import UNITS
 from .util import broadcast_shapes
 
@@ -60,10 +60,10 @@ class NetworkSteps:
     :param last: Weight and bias of the output.
     :param contraction: Whether the output is u and log c, side by side.
     :param units: The hidden units, ``"tanh"`` or ``"softplus"``.
-    :param known: What else is known on the grid, of shape ``(N, ..., F)``. In one operation the
-        biases that it makes, which are larger, are computed a few steps at a time.
+    :param known: What else is known on the grid, side by side, of shapes ``(N, ..., F)``. In one
+        operation the biases that it makes, which are larger, are computed a few steps at a time.
     :param reads: One weight a layer, of shape ``(out, C)``: the product with the first C columns
-        of ``known`` is added to its bias.
+        of what is known is added to its bias. C is where one of its tensors ends, or 0.
     """
 
     weights: list[Tensor]
@@ -71,21 +71,17 @@ class NetworkSteps:
     last: tuple[Tensor, Tensor]
     contraction: bool = False
     units: str = "tanh"
-    known: Tensor | None = None
+    known: list[Tensor] = field(default_factory=list)
     reads: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def all_biases(self) -> list[Tensor]:
         """The biases, those of what is known included."""
-        known = self.known
-        if known is None:
-            return self.biases
-        biases = []
-        for bias, weight in zip(self.biases, self.reads, strict=True):
-            if weight.shape[1]:
-                more = linear(known[..., : weight.shape[1]], weight)
-                bias = more + _with_ones(bias, more.dim())
-            biases.append(bias)
+        biases = list(self.biases)
+        for k, weight in enumerate(self.reads):
+            for i, columns in pieces(self.known, weight):
+                more = linear(self.known[i], weight[:, columns])
+                biases[k] = more + _with_ones(biases[k], more.dim())
         return biases
 
     @cached_property
@@ -103,7 +99,7 @@ class NetworkSteps:
 
     def fits(self, z: Tensor) -> bool:
         """Whether it maps states like ``z`` to outputs of the same batch, dtype and device."""
-        on_grid = [*self.biases] if self.known is None else [*self.biases, self.known]
+        on_grid = [*self.biases, *self.known]
         tensors = (*self.weights, *on_grid, *self.last, *self.reads)
         outputs = (2 if self.contraction else 1) * z.shape[-1]
         return (
@@ -183,13 +179,14 @@ def simulate_at_once(
 
 
 def _by_net(net: NetworkSteps, batch: torch.Size, compile: bool) -> tuple[Net, Shape]:
-    known = None if compile else net.known  # few chunks: their biases are made at once
-    biases = net.biases if known is not None else net.all_biases
+    is_known = bool(net.known) and not compile  # in few chunks their biases are made at once
+    biases = net.biases if is_known else net.all_biases
     found = Net(*net.last, tuple(net.weights), tuple(_by_rows(b, batch) for b in biases))
-    if known is not None:
-        known = _by_rows(known, batch).expand(-1, batch.numel(), -1)
+    if is_known:
+        rows = batch.numel()
+        known = tuple(_by_rows(x, batch).expand(-1, rows, -1) for x in net.known)
         found = found._replace(known=known, reads=tuple(net.reads))
-    return found, Shape(len(net.weights), net.units, known is not None)
+    return found, Shape(len(net.weights), net.units, len(found.known))
 
 
 def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ..distributions.fused import NetworkSteps, network
-from ..distributions.util import broadcast_shapes
 
 __all__ = ["MLPControl"]
 
@@ -161,7 +160,8 @@ class MLPControl(nn.Module):
             biases = [bias(features) for bias in layers]
             reads = [bias.weight[:, :0] for bias in layers]
         else:
-            known = self._parts(t)
+            *fixed, learned = self._parts(t)
+            known = [torch.cat(fixed, -1), learned]
             biases = [bias.bias.expand(n, -1) for bias in layers]
             reads = [bias.weight for bias in layers]
         if self.context is not None and context is not None:
@@ -171,7 +171,5 @@ class MLPControl(nn.Module):
         last = (self.last.weight, self.last.bias)
         steps = NetworkSteps(self._weights(), biases, last, self.contraction)
         if known:
-            shape = broadcast_shapes(*(x.shape[:-1] for x in known))
-            steps.known = torch.cat([x.expand(*shape, -1) for x in known], -1)
-            steps.reads = reads
+            steps.known, steps.reads = known, reads
         return steps

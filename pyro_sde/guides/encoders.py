@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from .gru import run_gru
+from .looking import look
 
 __all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations", "shaped"]
 
@@ -224,24 +225,23 @@ class GRUEncoder(_Encoder):
         when = pad(late, (1, 0), value=torch.inf).t()
         series = torch.arange(len(times), device=late.device)
 
-        def look(t: Tensor, inclusive: bool = False) -> Tensor:
-            """What is known at times of shape (..., S)."""
+        def say(layer: nn.Linear, t: Tensor, inclusive: bool = False) -> Tensor:
+            """That layer of what is known at times of shape (..., S or 1)."""
+            t = t.expand(*t.shape[:-1], len(times))
             at = t.to(late).reshape(-1, len(times))
             # How many observations come after t, which is the number of the next one.
             index = torch.searchsorted(-late, -at.t().contiguous(), right=inclusive).t()
             gap = torch.where(index > 0, when.gather(0, index) - at, torch.zeros_like(at))
             waiting = _waiting(gap / self.gap) * (index > 0).unsqueeze(-1)
-            # Rows by number: an index of every entry would be twice as large as what it finds.
-            found = known.index_select(0, (len(times) * index + series).flatten())
-            h = _add_product_(found, waiting.flatten(0, 1), self.wait.weight)
-            return h.tanh_().reshape(*t.shape, -1)
+            row = (len(times) * index + series).flatten()
+            weights = (self.wait.weight, layer.weight, layer.bias)
+            return look(known, row, waiting.flatten(0, 1), *weights).reshape(*t.shape, -1)
 
         def context(t: Tensor) -> Tensor:
-            return self.out(look(t.expand(*t.shape[:-1], len(times))))
+            return say(self.out, t)
 
         def start(t: Tensor) -> Tensor:
-            t = t.expand(*t.shape[:-1], len(times))
-            return torch.tanh(self.first(look(t, inclusive=True)))
+            return torch.tanh(say(self.first, t, inclusive=True))
 
         return Encoding(start, context)
 

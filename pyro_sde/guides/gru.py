@@ -6,12 +6,13 @@ at once, from the states, which are kept in any case because they are the output
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
+
+from .._operations import fits_cpu, gradients_with_graph, inside_of_func
 
 __all__ = ["run_gru"]
 
@@ -27,26 +28,13 @@ def run_gru(gru: nn.GRU, x: Tensor) -> Tensor:
     :param x: The inputs, time first: ``(n, rows, inputs)``.
     """
     weights: Any = (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0)
-    if _inside_of_func():
+    if inside_of_func():
         return _plainly(x, *weights)  # the module's operation is not for vmap
-    if _fits(x, weights):
+    # Other devices have kernels for all steps, and a launch for each of ours would cost more.
+    if fits_cpu(x, *weights):
         return _GRU.apply(x, *weights)
     states, _ = gru(x.transpose(0, 1))
     return pad(states.transpose(0, 1), (0, 0, 0, 0, 1, 0))
-
-
-def _fits(x: Tensor, weights: Sequence[Tensor]) -> bool:
-    return (
-        # Other devices have kernels for all steps, and a launch for each of ours would cost more.
-        x.device.type == "cpu"
-        and all(w.dtype == x.dtype and w.device == x.device for w in weights)
-        and not torch.is_autocast_enabled(x.device.type)
-        and not torch.compiler.is_compiling()
-    )
-
-
-def _inside_of_func() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class _GRU(torch.autograd.Function):
@@ -61,9 +49,9 @@ class _GRU(torch.autograd.Function):
         *inputs, states = ctx.saved_tensors
         needed = ctx.needs_input_grad
         # A batch of gradients does not go into the place of one.
-        batched = _inside_of_func() or torch._C._functorch.is_legacy_batchedtensor(by_states)
-        if torch.is_grad_enabled() or batched:
-            return tuple(_with_graph(inputs, needed, by_states))
+        if torch.is_grad_enabled() or inside_of_func(by_states):
+            plainly = lambda *x: (_plainly(*x),)  # noqa: E731
+            return tuple(gradients_with_graph(plainly, inputs, needed, (by_states,)))
         return _walk_back(needed[0], by_states, states, *inputs)
 
 
@@ -190,19 +178,6 @@ def _walk_back(
     by_w_ih, by_b_ih = by_inputs[:-1].t().contiguous(), by_inputs[-1]
     by_b_hh = torch.cat([by_b_ih[: 2 * d], by_seen])
     return by_x, by_w_ih, by_h.t().contiguous(), by_b_ih, by_b_hh
-
-
-def _with_graph(
-    inputs: Sequence[Tensor], needed: Sequence[bool], by_states: Tensor
-) -> Iterator[Tensor | None]:
-    """The gradients by ordinary autograd, to be differentiated again if autograd is on."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [x.view_as(x) for x in inputs]
-        states = _plainly(*aliases)
-    wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(states, wanted, by_states, create_graph=again))
-    return (next(found) if need else None for need in needed)
 
 
 def _plainly(x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:

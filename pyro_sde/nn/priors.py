@@ -81,7 +81,7 @@ class NeuralDrift(nn.Module):
             if t.numel() == n:
                 steps.biases[0] = biases[0] + t.reshape(n, 1) * of_time.squeeze(-1)
             else:
-                steps.known, steps.reads = t, [of_time, *(w[:, :0] for w in weights[1:])]
+                steps.known, steps.reads = [t], [of_time, *(w[:, :0] for w in weights[1:])]
         return steps
 
 

@@ -1,0 +1,53 @@
+"""What operations with a backward pass of their own have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["fits_cpu", "gradients_with_graph", "inside_of_func"]
+
+
+def fits_cpu(*tensors: Tensor) -> bool:
+    """Whether an operation written for the processor, and for one dtype, may take them."""
+    first = tensors[0]
+    return (
+        first.device.type == "cpu"
+        and all(x.dtype == first.dtype and x.device == first.device for x in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def inside_of_func(*tensors: Tensor) -> bool:
+    """Whether torch.func is at work, or any of the tensors is a batch of them."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or any(
+        torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors
+    )
+
+
+def gradients_with_graph(
+    fn: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    needed: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of ``fn`` by ordinary autograd, to be differentiated again if that is on."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [x.view_as(x) for x in inputs]
+        outputs = fn(*aliases)
+    live = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
+    wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
+    found = iter(
+        torch.autograd.grad(
+            [o for o, _ in live],
+            wanted,
+            [g for _, g in live],
+            create_graph=again,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if need else None for need in needed]
