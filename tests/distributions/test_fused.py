@@ -297,6 +297,15 @@ def test_refusals():
         net = control_of(2)
         net.last = torch.nn.Linear(6, 3)
         ControlledPath(prior(), net).rsample()
+    with pytest.raises(ValueError, match=r"drift.* returned shape"):
+        drift = NeuralDrift(2, (4,)).double()
+        drift.net[-1] = nn.Linear(4, 1).double()
+        ControlledPath(SDEPath(drift, 0.5, torch.zeros(2), GRID), control_of(2)).rsample()
+    with pytest.raises(ValueError, match=r"the drift of ControlledPath .* at t=0,"):
+        drift = NeuralDrift(2, (4,)).double()
+        with torch.no_grad():
+            drift.net[-1].bias[1] = torch.nan
+        ControlledPath(SDEPath(drift, 0.5, torch.zeros(2), GRID), control_of(2)).rsample()
     broken = control_of(2)
     with torch.no_grad():
         broken.last.bias[1] = torch.nan
