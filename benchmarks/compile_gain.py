@@ -1,9 +1,10 @@
-"""What compile=True gains where a path is no single operation: a learned prior, an SDEPath.
+"""What a learned prior costs, an SDEPath: in ordinary steps, compiled, and as one operation.
 
-Loss and gradient of every estimator, eager and compiled in turns, medians of all rounds; what
-compiling takes is told apart. (For other models see elbo_step.py.)
+Loss and gradient of every estimator, all in turns, medians of all rounds; what compiling takes is
+told apart. One operation needs noise that is the same in all states, --constant. (For other models
+see elbo_step.py.)
 
-Run: python benchmarks/compile_gain.py
+Run: python benchmarks/compile_gain.py [--constant]
 """
 
 import argparse
@@ -20,23 +21,33 @@ from pyro_sde.distributions import SDEPath
 from pyro_sde.infer.girsanov import ESTIMATORS
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
+STEPS, COMPILED, AT_ONCE = "ordinary steps", "compiled", "one operation"
+
 
 class Model(PyroModule):
-    def __init__(self, dim: int, steps: int) -> None:
+    """:param in_steps: Hide what the diffusion is, so that a path is made step by step."""
+
+    def __init__(self, dim: int, steps: int, constant: bool, in_steps: bool) -> None:
         super().__init__()
-        self.drift, self.diffusion = NeuralDrift(dim, (64,)), NeuralDiffusion(dim, 16, scale=0.5)
+        self.drift = NeuralDrift(dim, (64,))
+        self.diffusion = g = NeuralDiffusion(dim, 0 if constant else 16, scale=0.5)
         self.start, self.times = torch.zeros(dim), torch.linspace(0, 1, steps + 1)
+        # Made once, and without self: torch.compile stops at the attributes of a PyroModule.
+        self.g = (lambda t, z: g(t, z)) if in_steps else g
 
     def forward(self, y: torch.Tensor) -> None:
-        z = pyro.sample("z", SDEPath(self.drift, self.diffusion, self.start, self.times))
+        z = pyro.sample("z", SDEPath(self.drift, self.g, self.start, self.times))
         pyro.sample("y", dist.Normal(z[..., -1, :], 0.3).to_event(1), obs=y)
 
 
-def main(args: argparse.Namespace) -> dict[str, float]:
+def main(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    model, y = Model(args.dim, args.steps), torch.ones(args.dim)
-    guides = {c: AutoSDE(model, compile=c, contraction=args.contraction) for c in (False, True)}
+    y, programs = torch.ones(args.dim), {}
+    for name in (STEPS, COMPILED, AT_ONCE) if args.constant else (STEPS, COMPILED):
+        model = Model(args.dim, args.steps, args.constant, name != AT_ONCE)
+        guide = AutoSDE(model, compile=name == COMPILED, contraction=args.contraction)
+        programs[name] = model, guide
     print(f"{args.paths} paths in {args.dim} dimensions, {args.steps} steps; ", end="")
     print(f"medians of {args.repeats}, {args.threads} thread(s)")
     gains = {}
@@ -48,18 +59,20 @@ def main(args: argparse.Namespace) -> dict[str, float]:
             max_plate_nesting=0,
         )
 
-        def seconds(compiled: bool, elbo: TraceSDE_ELBO = elbo) -> float:
-            pyro.clear_param_store()  # both guides have parameters of the same names
+        def seconds(name: str, elbo: TraceSDE_ELBO = elbo) -> float:
+            pyro.clear_param_store()  # all guides have parameters of the same names
             start = time.perf_counter()
-            elbo.differentiable_loss(model, guides[compiled], y).backward()
+            elbo.differentiable_loss(*programs[name], y).backward()
             return time.perf_counter() - start
 
-        first = seconds(True)
-        rounds = [(seconds(False), seconds(True)) for _ in range(args.repeats)]
-        eager, fast = (1000 * statistics.median(s) for s in zip(*rounds, strict=True))
-        gains[estimator] = eager / fast
-        print(f"{estimator:5s} {eager:7.1f} ms, compiled {fast:7.1f} ms: ", end="")
-        print(f"{gains[estimator]:.2f} times; the first step took {first:.1f} s", flush=True)
+        first = {name: seconds(name) for name in programs}
+        rounds = [{name: seconds(name) for name in programs} for _ in range(args.repeats)]
+        ms = {name: 1000 * statistics.median(r[name] for r in rounds) for name in programs}
+        gains[estimator] = {name: ms[STEPS] / x for name, x in ms.items()}
+        cells = (f"{name} {x:.1f} ms ({ms[STEPS] / x:.2f} times)" for name, x in ms.items())
+        print(
+            f"{estimator:5s} {', '.join(cells)}; compiling took {first[COMPILED]:.0f} s", flush=True
+        )
     return gains
 
 
@@ -68,6 +81,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--paths", type=int, default=32)
     parser.add_argument("--dim", type=int, default=4)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--constant", action="store_true", help="noise the same in all states")
     parser.add_argument("--contraction", action="store_true")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
