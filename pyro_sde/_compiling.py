@@ -33,12 +33,13 @@ class compiled:
     broken = False
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
+        self.fn, self.full = fn, False
 
     @functools.cached_property
     def _fast(self) -> Callable[..., Any]:
-        # Not before it is needed: this imports the compiler.
-        return torch.compile(self.fn, dynamic=False, options={"cpp_wrapper": True})
+        # Not before it is needed: this imports the compiler. Of half a graph the rest would be
+        # slower than the function as it is.
+        return torch.compile(self.fn, dynamic=False, fullgraph=True, options={"cpp_wrapper": True})
 
     def __call__(self, *args: Any) -> Any:
         if compiled.broken:
@@ -47,6 +48,9 @@ class compiled:
             return self._fast(*args)
         except Exception as e:
             found = self.fn(*args)  # what is wrong with the arguments is said here
+            if type(e).__name__ == "FailOnRecompileLimitHit":
+                self._warn_of_shapes()
+                return found
             compiled.broken = True
             reason = (str(e).strip() or repr(e)).splitlines()[0]
             warnings.warn(
@@ -55,3 +59,13 @@ class compiled:
                 stacklevel=2,
             )
             return found
+
+    def _warn_of_shapes(self) -> None:
+        if not self.full:
+            self.full = True
+            warnings.warn(
+                "compile=True: torch compiles for no more than eight combinations of shapes, and "
+                "this is another one, which takes ordinary steps; keep the size of mini-batches",
+                RuntimeWarning,
+                stacklevel=3,
+            )

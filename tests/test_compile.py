@@ -92,6 +92,32 @@ def test_path(is_linear, contraction):
 
 
 @needs_compiler
+def test_what_stops_the_compiler_is_said(monkeypatch):
+    """In the middle of a step it would leave code that is slower than ordinary steps."""
+    monkeypatch.setattr(_compiling.compiled, "broken", False)
+
+    def step(x):
+        print("a side effect")
+        return 2 * x
+
+    with pytest.warns(RuntimeWarning, match="compile=True has no effect"):
+        assert _compiling.compiled(step)(torch.ones(())) == 2
+
+
+@needs_compiler
+def test_too_many_shapes_are_not_compiled_and_the_others_are():
+    f = _compiling.compiled(lambda x: 2 * x)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        assert f(torch.ones(1)).sum() == 2
+        with pytest.warns(RuntimeWarning, match="no more than eight combinations"):
+            assert f(torch.ones(2)).sum() == 4
+        assert f(torch.ones(3)).sum() == 6  # said once
+        f.fn = None
+        assert f(torch.ones(1)).sum() == 2  # is compiled: needs it no more
+    assert not _compiling.compiled.broken
+
+
+@needs_compiler
 def test_block():
     x, y = torch.randn(6, 3), torch.randn(6)
 
