@@ -143,16 +143,13 @@ class ControlledPath(PathDistribution):
         control = self._on_grid(t)
         if isinstance(control, NetworkSteps) and self._can_fuse(control, z0):
             affine, drift = self.prior.affine(), None
-            if affine is None and self.compile:
-                return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
-            if affine is None:
+            if affine is None and not self.compile:
                 affine, drift = self.prior.networked(t, dt)
-            if (
-                affine is not None
-                and affine[2].dtype == z0.dtype
-                and (drift is None or drift.fits(z0))
-            ):
+            drift_fits = drift is None or drift.fits(z0)
+            if affine is not None and affine[2].dtype == z0.dtype and drift_fits:
                 return simulate_at_once(affine, drift, control, dt, z0, eps, self.compile)
+            if self.compile:
+                return simulate_in_chunks(self.prior.transition, control, t, dt, z0, eps)
         if self.compile and not isinstance(control, NetworkSteps):
             warnings.warn(
                 "compile=True has no effect on a path whose control is not an MLPControl",

@@ -82,7 +82,7 @@ class SDEPath(PathDistribution):
 
     def networked(self, t: Tensor, dt: Tensor) -> tuple[Affine, NetworkSteps] | tuple[None, None]:
         drift, g = _ask(self.drift, "on_grid", t), _ask(self.diffusion, "without_state", t)
-        if drift is None or g is None:
+        if g is None or not isinstance(drift, NetworkSteps) or drift.contraction:
             return None, None
         return (torch.ones_like(dt), torch.zeros_like(dt), g * dt.sqrt()), drift
 

@@ -248,6 +248,14 @@ class Noisier(NeuralDiffusion):
         return super().forward(t, z) + z.abs()
 
 
+class OnAGridOfItsOwn(nn.Linear):
+    def forward(self, t, z):
+        return super().forward(z)
+
+    def on_grid(self, t):
+        return "something else"
+
+
 def hooked(module):
     module.register_forward_hook(lambda module, args, out: 2 * out)
     return module
@@ -264,6 +272,7 @@ def hooked(module):
         (NeuralDrift(2, (4,), activation=nn.ReLU), 0.5),
         (NeuralDrift(2, (4,), activation=lambda: nn.Softplus(beta=2)), 0.5),
         (Bent(2, (4,)), 0.5),
+        (OnAGridOfItsOwn(2, 2), 0.5),
         (hooked(NeuralDrift(2, (4,))), 0.5),
     ],
 )
