@@ -252,7 +252,15 @@ def test_healthy_training_is_silent():
         fit(model, guide, DATA, steps=30, lr=0.05, elbo=elbo, anneal=20)
 
 
-def test_ctrl_c_ends_after_the_step(tmp_path):
+@pytest.fixture
+def interruptible():
+    """A process that a shell has started in the background ignores Ctrl-C, and so would fit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_after_the_step(tmp_path, interruptible):
     model, guide, elbo = make("functional")
     calls = []
 
