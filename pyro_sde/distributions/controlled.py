@@ -42,7 +42,8 @@ class ControlledPath(PathDistribution):
     :param prior: The path distribution to push.
     :param control: u, any callable of ``(t, z)`` that returns the shape of ``z``, each row of the
         batch treated alone. One with a method ``on_grid(t)`` is asked once per path for a
-        function ``(i, z)`` of the step's number, to do ahead what does not depend on the state.
+        function ``(i, z)`` of the step's number, to do ahead what does not depend on the state;
+        None has the control itself called.
         Where that is a :class:`~pyro_sde.distributions.fused.NetworkSteps` and the prior is linear
         and Gaussian, or its drift a :class:`~pyro_sde.nn.NeuralDrift` and its diffusion the same
         in all states, the path is one operation.

@@ -152,8 +152,13 @@ class MLPControl(nn.Module):
             biases[0] = biases[0] + self.context(context)
         return biases
 
-    def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps:
-        """The control as a function of the step's number, all that depends on time known now."""
+    def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps | None:
+        """The control as a function of the step's number, all that depends on time known now.
+
+        None if a subclass has a ``forward`` of its own: paths then call that at every step.
+        """
+        if type(self).forward is not MLPControl.forward:
+            return None
         n, layers, known = len(t), list[Any](self.biases), list[Tensor]()
         if t.numel() == n:  # one grid for all
             features = self.time_features(t).reshape(n, -1)

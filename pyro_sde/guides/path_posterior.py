@@ -180,9 +180,9 @@ class _Until:
     def on_grid(self) -> Any:
         prepare = self.control.on_grid
 
-        def on_grid(t: Tensor) -> Callable[[int, Tensor], Any]:
+        def on_grid(t: Tensor) -> Callable[[int, Tensor], Any] | None:
             step, goes_on = prepare(t), (t < self.end).unbind(0)
-            return lambda i, z: self._cut(step(i, z), goes_on[i])
+            return None if step is None else lambda i, z: self._cut(step(i, z), goes_on[i])
 
         return on_grid
 

@@ -1,9 +1,12 @@
 """The default control."""
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 
-from pyro_sde import MLPControl
+from pyro_sde import AutoSDE, GRUEncoder, MLPControl
 from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0, 1.1, 1.5], dtype=torch.float64)
@@ -43,6 +46,44 @@ def test_a_path_asks_for_the_grid_once():
     control.on_grid = lambda t: calls.append("grid") or real(t)
     ControlledPath(BrownianMotion(1.0, GRID, torch.zeros(1)), control).rsample((3,))
     assert calls == ["grid"]
+
+
+class Bounded(MLPControl):
+    """At most 0.1 in size."""
+
+    def forward(self, t, z, context=None):
+        return 0.1 * torch.tanh(super().forward(t, z, context))
+
+
+def pushes(path):
+    """The control along a path of Brownian motion, by the same noise without it."""
+    torch.manual_seed(0)
+    pushed = path.rsample()
+    torch.manual_seed(0)
+    return (pushed - path.prior.rsample()).diff(dim=-2) / GRID.diff().unsqueeze(-1)
+
+
+def test_a_subclass_decides_by_its_forward():
+    """Also where it reads a context, and ends with the data."""
+    times, values = torch.tensor([[0.3, 0.6]]), torch.ones(1, 2, 1)
+
+    def model(times, values):
+        with pyro.plate("series", 1):
+            z = pyro.sample("z", BrownianMotion(1.0, GRID, torch.zeros(1)))
+            pyro.sample("y", dist.Normal(z[:, [3, 4]], 0.1).to_event(2), obs=values)
+
+    guide = AutoSDE(model, encoder=GRUEncoder(1, 8, 3), control=Bounded)
+    guide.setup(times, values)
+    alone = Bounded(1, times=GRID)
+    with torch.no_grad():
+        for p in [*guide.parameters(), *alone.parameters()]:
+            p.add_(torch.randn_like(p))
+    found = [pushes(ControlledPath(BrownianMotion(1.0, GRID, torch.zeros(1)), alone))]
+    found.append(pushes(poutine.trace(guide).get_trace(times, values).nodes["z"]["fn"]))
+    with guide.given((times, values)):
+        found.append(pushes(poutine.trace(guide).get_trace(times, values).nodes["z"]["fn"]))
+    assert all(1e-3 < u.abs().max() < 0.1 + 1e-9 for u in found)
+    assert (found[1][:, 4:] != 0).all() and (found[2][:, 4:].abs() < 1e-9).all()
 
 
 def test_starts_at_zero_and_reads_time_between_the_steps():
