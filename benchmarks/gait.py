@@ -14,6 +14,7 @@ from tqdm import trange
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, anneal_kl, kl_weight
 from pyro_sde.distributions import ODEPath, SDEPath
+from pyro_sde.distributions.fused import NetworkSteps
 from pyro_sde.guides.encoders import SummaryEncoder
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
@@ -98,22 +99,22 @@ class Control(nn.Module):
         self, dim: int, hidden: int, context: int, contraction: bool = False, **_: object
     ) -> None:
         super().__init__()
-        self.parts = 2 if contraction else 1
+        self.contraction = contraction
         self.first, self.read = nn.Linear(dim, hidden), nn.Linear(context, hidden, bias=False)
-        self.last = nn.Linear(hidden, self.parts * dim)
+        self.last = nn.Linear(hidden, 2 * dim if contraction else dim)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor) -> object:
-        return self._step(z, self.read(context))
+        h = nn.functional.softplus(self.first(z) + self.read(context))
+        out = self.last(h)
+        return tuple(out.chunk(2, -1)) if self.contraction else out
 
-    def on_grid(self, t: Tensor, context: Tensor) -> object:
-        bias = self.read(context[0])  # the same at all times
-        return lambda i, z: self._step(z, bias)
-
-    def _step(self, z: Tensor, bias: Tensor) -> object:
-        out = self.last(nn.functional.softplus(self.first(z) + bias))
-        return out if self.parts == 1 else tuple(out.chunk(2, -1))
+    def on_grid(self, t: Tensor, context: Tensor) -> NetworkSteps:
+        bias = self.first.bias + self.read(context[:1])  # the same at all times
+        last = (self.last.weight, self.last.bias)
+        biases = [bias.expand(len(t), *bias.shape[1:])]
+        return NetworkSteps([self.first.weight], biases, last, self.contraction, "softplus")
 
 
 class RenyiSDE_ELBO(TraceSDE_ELBO):
