@@ -218,10 +218,12 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Ga
 
 
 @torch.no_grad()
-def predict(model: Gait, guide: AutoSDE, x: Tensor, args: argparse.Namespace) -> Tensor:
+def predict(
+    model: Gait, guide: AutoSDE, x: Tensor, args: argparse.Namespace, frames: int
+) -> Tensor:
     """Samples of the mean of every frame, (samples, series, frames, 50), given the first three."""
-    times, n = times_of(args, x.shape[1]), args.samples
+    times, n = times_of(args, frames), args.samples
     z = guide(x[:, :GIVEN].repeat(n, 1, 1), times)["z"]
     mean = model.decode(z)
-    position = torch.arange(x.shape[1]).expand(len(mean), -1) / args.stride
+    position = torch.arange(frames).expand(len(mean), -1) / args.stride
     return at(mean, torch.arange(len(mean)), position).unflatten(0, (n, -1))

@@ -67,6 +67,27 @@ def test_baselines():
     torch.testing.assert_close(torch.tensor(found["hold the third frame"]["future"]), standing)
 
 
+def test_the_pace_that_suits_is_found():
+    """Waves that are played at other paces than predicted, and one that is not."""
+    true = torch.tensor([0.95, 1.0, 1.1])
+    wave = lambda frames: (0.2 * frames).sin().unsqueeze(-1).expand(-1, -1, 2)  # noqa: E731
+    predicted = wave(torch.arange(70.0).expand(3, -1))
+    found = mocap.paced(predicted, wave(true.unsqueeze(-1) * torch.arange(60.0)))
+    torch.testing.assert_close(torch.tensor(found["pace"]), true, rtol=0, atol=1e-6)
+    assert max(found["at its pace"]) < 1e-4  # linear between frames
+
+
+@pytest.mark.parametrize("contraction", [False, True])
+def test_the_control_is_the_same_on_the_grid(contraction):
+    control = gait.Control(3, 8, 5, contraction)
+    with torch.no_grad():
+        for p in control.parameters():
+            p.add_(torch.randn_like(p))
+    t, z = torch.arange(4.0).reshape(-1, 1, 1), torch.randn(6, 3)
+    context = torch.randn(6, 5).expand(4, -1, -1)
+    torch.testing.assert_close(control.on_grid(t, context)(2, z), control(t[2], z, context[2]))
+
+
 def test_windows_show_what_they_say():
     """On a ramp the value is the position: start, then the speed of the window."""
     x = torch.arange(100.0).expand(2, -1).unsqueeze(-1).repeat(1, 1, 45)
