@@ -165,7 +165,21 @@ def windows(x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace) ->
     seen = seen + args.jitter * unit * torch.randn_like(seen)
     seen = seen + args.offset * unit * torch.randn(args.batch, 1, x.shape[-1])
     position = start + speed * times / DT
+    seen = hide(seen, args.hide)
     return seen, times, at(x, rows, position), position <= last
+
+
+def hide(frames: Tensor, share: float) -> Tensor:
+    """Frames (series, n, joints) without a random share of the joints, in all of a series alike.
+
+    Sixteen walkers are soon known by their posture, and a new one is then taken for one of them.
+    An encoder that sees some joints only cannot know them as well, and paths that were told by
+    different joints are wrong in different ways, which their mean is not.
+    """
+    if not share:
+        return frames
+    hidden = torch.rand(len(frames), 1, frames.shape[-1]) < share
+    return frames.masked_fill(hidden, torch.nan)
 
 
 def build(kind: str, x: Tensor, args: argparse.Namespace) -> tuple[Gait, AutoSDE]:
@@ -223,7 +237,8 @@ def predict(
 ) -> Tensor:
     """Samples of the mean of every frame, (samples, series, frames, 50), given the first three."""
     times, n = times_of(args, frames), args.samples
-    z = guide(x[:, :GIVEN].repeat(n, 1, 1), times)["z"]
+    seen = hide(x[:, :GIVEN].repeat(n, 1, 1), args.hide)
+    z = guide(seen, times)["z"]
     mean = model.decode(z)
     position = torch.arange(frames).expand(len(mean), -1) / args.stride
     return at(mean, torch.arange(len(mean)), position).unflatten(0, (n, -1))

@@ -88,10 +88,27 @@ def test_the_control_is_the_same_on_the_grid(contraction):
     torch.testing.assert_close(control.on_grid(t, context)(2, z), control(t[2], z, context[2]))
 
 
+def test_a_share_of_the_joints_is_hidden():
+    """In training and in prediction; others in each window, the same in its three frames."""
+    frames = gait.hide(torch.randn(400, 3, 20), 0.3).isnan()
+    assert torch.equal(frames[:, 0], frames[:, 2]) and frames[:, 0].unique(dim=0).shape[0] > 200
+    assert frames.float().mean() == pytest.approx(0.3, abs=0.03)
+    assert not gait.hide(torch.randn(4, 3, 20), 0.0).isnan().any()
+    args = mocap.parse(["--data", "unused", *SMALL])
+    x = sequences(4)
+    model, guide = gait.build("ode", x, args)
+    seen, *_ = gait.windows(x, model.unit, gait.times_of(args, FRAMES), args)
+    assert 0.2 < seen.isnan().float().mean() < 0.8
+    read = []
+    guide.encoder.register_forward_pre_hook(lambda _, inputs: read.append(inputs[2]))
+    gait.predict(model, guide, x, args, FRAMES)
+    assert 0.2 < read[0].float().mean() < 0.8
+
+
 def test_windows_show_what_they_say():
     """On a ramp the value is the position: start, then the speed of the window."""
     x = torch.arange(100.0).expand(2, -1).unsqueeze(-1).repeat(1, 1, 45)
-    options = ["--jitter", "0", "--offset", "0", "--shift", "30", "--batch", "64"]
+    options = ["--jitter", "0", "--offset", "0", "--hide", "0", "--shift", "30", "--batch", "64"]
     args = mocap.parse(["--data", "unused", *options])
     times = gait.times_of(args, 100)
     assert float(times[-1]) >= 9.9 - 1e-4 > float(times[-2])
