@@ -50,7 +50,7 @@ def held(how):
 )
 def test_what_is_freed_is_kept():
     full, after = held("keep")
-    assert full > 160 * 2**20 and after == full
+    assert full > 160 * 2**20 and after >= full
     full, after = held("as it is")
     assert full > 160 * 2**20 and after < full - 64 * 2**20
 
