@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ._operations import inside_of_func
+
 __all__ = ["Lean", "Vjp", "check_memory", "run_leanly"]
 
 Grads = Sequence[Tensor | None]
@@ -196,7 +198,7 @@ def run_leanly(lean: Lean, *inputs: Tensor) -> tuple[Tensor, ...]:
     whatever its steps close over."""
     if not torch.is_grad_enabled():
         return lean.forward(*inputs)[0]
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if inside_of_func():
         raise RuntimeError(
             'memory="recompute" and "reversible" cannot be used inside torch.func.vmap or grad: '
             "put the vmap inside of the step"

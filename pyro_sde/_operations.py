@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["fits_cpu", "gradients_with_graph", "inside_of_func"]
+__all__ = ["BLOCK", "fits_cpu", "gradients_with_graph", "inside_of_func"]
+
+BLOCK = 2**18
+"""How many numbers of a layer are computed at once: many for one operation, and few enough for a
+cache."""
 
 
 def fits_cpu(*tensors: Tensor) -> bool:

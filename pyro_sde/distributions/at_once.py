@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .._operations import gradients_with_graph
+from .._operations import BLOCK, gradients_with_graph
 from .at_once_inputs import Inputs, Layout, Net, Shape, add_product_, factors, halves, pieces
 from .at_once_vjp import Vjp
 from .units import UNITS
 
 __all__ = ["run_at_once"]
 
-BLOCK, PATH = 2**18, 2**22
-"""How many numbers of a hidden layer, and of a path, the backward pass computes at once. A quarter
-of a million are many for one operation, and few enough for a cache; a path goes through it once
+PATH = 2**22
+"""How many numbers of a path the backward pass computes at once. It goes through a path once
 whatever the block, but tensors above 32 MB are returned to the system, page by page, when freed."""
 
 CHUNK = 25

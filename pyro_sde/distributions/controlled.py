@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from .._operations import inside_of_func
 from .chunked import simulate_in_chunks
 from .fused import FusedDraw, NetworkSteps, simulate_at_once
 from .path import Draw, PathDistribution
@@ -168,7 +169,7 @@ class ControlledPath(PathDistribution):
             self.contraction is (True if control.contraction else None)
             and control.fits(z0)
             and not torch.is_autocast_enabled(z0.device.type)
-            and torch._C._functorch.peek_interpreter_stack() is None
+            and not inside_of_func()
         )
 
     def _simulate_by_steps(

@@ -12,13 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from .._operations import fits_cpu, gradients_with_graph, inside_of_func
+from .._operations import BLOCK, fits_cpu, gradients_with_graph, inside_of_func
 
 __all__ = ["run_gru"]
-
-BLOCK = 2**18
-"""How many numbers the gates of those steps have that are computed at once: many for one operation,
-and few enough for a cache."""
 
 
 def run_gru(gru: nn.GRU, x: Tensor) -> Tensor:

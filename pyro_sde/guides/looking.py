@@ -14,13 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .._operations import fits_cpu, gradients_with_graph, inside_of_func
+from .._operations import BLOCK, fits_cpu, gradients_with_graph, inside_of_func
 
 __all__ = ["look"]
-
-BLOCK = 2**18
-"""How many numbers of a layer are computed at once: many for one operation, and few enough for a
-cache."""
 
 
 def look(known: Tensor, rows: Tensor, more: Tensor, wait: Tensor, out: Tensor, b: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._compiling import chunks, compiled
 from .._errors import SolutionError
 from .._lean import Grads, Vjp, check_memory, run_leanly
+from .._operations import inside_of_func
 from .reversible import OnGrid, ReversibleHeun, reversible_heun, states_of
 
 __all__ = ["METHODS", "evaluations", "integrate"]
@@ -148,8 +149,7 @@ def integrate(
         h = _solve_in_chunks(field, h0, path, times, method)
     else:
         h = _solve(field, h0, path, times, method, memory)
-    inside_of_func = torch._C._functorch.peek_interpreter_stack() is not None
-    if not inside_of_func and not math.isfinite(h.detach().sum()):
+    if not inside_of_func() and not math.isfinite(h.detach().sum()):
         _say_where(field, h0, path, times, method)
     return h
 
