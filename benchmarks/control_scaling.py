@@ -27,6 +27,7 @@ from memory import peak_memory
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO
 from pyro_sde.nn import SDEBlock
+from pyro_sde.training import keep_memory
 
 SIZES = [10**3, 10**4, 10**5, 2 * 10**5, 5 * 10**5, 10**6]
 
@@ -54,6 +55,8 @@ class Net(PyroModule):
 
 
 def measure(size: int, args: argparse.Namespace) -> dict[str, float]:
+    if args.keep_memory and not keep_memory():
+        print("--keep-memory: this system has no such switch", file=sys.stderr)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = Net(size, args.steps)
@@ -79,6 +82,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--repeats", type=int, default=5)
     p.add_argument("--rounds", type=int, default=3, help="of all sizes; the median counts")
     p.add_argument("--estimator", choices=["stl", "full", "kl"], default="stl")
+    p.add_argument("--keep-memory", action="store_true", help="pyro_sde.training.keep_memory()")
     p.add_argument("--one", type=int, help=argparse.SUPPRESS)
     return p.parse_args(argv)
 
@@ -88,6 +92,7 @@ def main(args: argparse.Namespace) -> dict[int, dict[str, float]]:
         print(json.dumps(measure(args.one, args)))
         return {}
     options = ["--steps", args.steps, "--repeats", args.repeats, "--estimator", args.estimator]
+    options += ["--keep-memory"] if args.keep_memory else []
     results = {}
     print(
         f"{args.steps} steps, {args.estimator}\n  weights  parameters      ms   MB above the first"

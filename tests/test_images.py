@@ -322,7 +322,7 @@ def test_step_benchmark_compares_equals(monkeypatch):
 
 def test_scaling_benchmark(capsys):
     """Each size in a process of its own; five numbers of the control for each weight."""
-    command = ["--sizes", "600", "6000", "--steps", "2", "--repeats", "1"]
+    command = ["--sizes", "600", "6000", "--steps", "2", "--repeats", "1", "--keep-memory"]
     found = control_scaling.main(control_scaling.parse(command))
     assert found[6000]["parameters"] - found[600]["parameters"] == 5 * 5400
     assert 100 < found[6000]["megabytes"] < 1000
