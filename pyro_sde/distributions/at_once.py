@@ -17,7 +17,17 @@ from torch import Tensor
 
 from .._compiling import chunks, compiled
 from .._operations import BLOCK, gradients_with_graph
-from .at_once_inputs import Inputs, Layout, Net, Shape, add_product_, factors, halves, pieces
+from .at_once_inputs import (
+    Inputs,
+    Layout,
+    Net,
+    Outputs,
+    Shape,
+    add_product_,
+    factors,
+    halves,
+    pieces,
+)
 from .at_once_vjp import Vjp
 from .units import UNITS
 
@@ -32,14 +42,15 @@ CHUNK = 25
 much as ten of them."""
 
 
-def run_at_once(
-    eps: Tensor, inputs: Inputs, layout: Layout, compile: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The states; the outputs of the control at all but the last; and the outputs once more, as
-    functions of the states alone: gradients by these do not reach the control's parameters."""
+SMALL = 2**16
+"""Up to so many numbers a step, all steps are summed in one operation."""
+
+
+def run_at_once(eps: Tensor, inputs: Inputs, layout: Layout, compile: bool = False) -> Outputs:
+    """The path from the noise ``eps``, and what its log ratio to the process is made of."""
     flat = inputs.flat()
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in flat)
-    return _AtOnce.apply(eps, layout, keep, compile, *flat)
+    return Outputs(*_AtOnce.apply(eps, layout, keep, compile, *flat))
 
 
 def _blocks(n: int, units: int, outputs: int) -> list[slice]:
@@ -66,7 +77,10 @@ class _AtOnce(torch.autograd.Function):
         ctx.save_for_backward(eps, *flat, states, out, last_t, *(x for h in hidden for x in h))
         ctx.inputs, ctx.layout, ctx.compile = len(flat), layout, compile
         ctx.set_materialize_grads(False)
-        return states, out, out.detach()
+        if out.shape[-1] > eps.shape[-1]:
+            return Outputs(states, out, out.detach())
+        squares, products = _sum(out, out), _sum(out, eps)
+        return Outputs(states, out, out.detach(), squares, products, products.detach())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -80,12 +94,19 @@ class _AtOnce(torch.autograd.Function):
         k = len(ctx.blocks)
         hidden = [rest[i : i + k] for i in range(0, len(rest), k)]
         p = Inputs.of(flat, layout)
-        vjp = Vjp(p, layout, eps, states, out, last_t, hidden, grads, ctx.compile)
+        vjp = Vjp(p, layout, eps, states, out, last_t, hidden, Outputs(*grads), ctx.compile)
         by = vjp.by_inputs(ctx.blocks, Inputs.of(needed, layout))
         return None, None, None, None, *by.flat()
 
 
-Run = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
+def _sum(x: Tensor, y: Tensor) -> Tensor:
+    """Of the products over the state, without a temporary tensor as large as the path."""
+    if x[0].numel() <= SMALL:
+        return (x * y).sum(-1)
+    return torch.stack([(a * b).sum(-1) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)])
+
+
+_Steps = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
 """Blocks of steps, states, outputs, and the units of every layer in these blocks, those of the
 drift behind those of the control."""
 
@@ -116,7 +137,7 @@ class _Hidden:
         return h
 
 
-def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool) -> Run:
+def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool) -> _Steps:
     n, m, d = eps.shape
     states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.control.last))
     u, log_c = halves(out, d)
@@ -154,7 +175,7 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
     return blocks, states, out, hidden
 
 
-def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> Run:
+def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> _Steps:
     p, last_t = Inputs.of([x.detach() for x in p.flat()], layout), last_t.detach()
     # A start that is expanded, say, would be compiled for apart.
     blocks, z = chunks(len(eps), CHUNK), p.z0.contiguous()
@@ -201,13 +222,17 @@ def _steps(z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout) ->
 _compiled_steps = compiled(_steps)
 
 
-def _plainly(eps: Tensor, flat: Sequence[Tensor], layout: Layout) -> tuple[Tensor, ...]:
+def _plainly(eps: Tensor, flat: Sequence[Tensor], layout: Layout) -> Outputs:
     """All that :func:`run_at_once` returns, in plain operations."""
     p = Inputs.of(flat, layout)
     after, out, *_ = _steps(p.z0, eps, p, p.control.last.t(), layout)
     states = torch.cat([p.z0.unsqueeze(0), after])
     fixed = Inputs.of([x.detach() for x in flat], layout).control
-    return states, out, _network(fixed, layout.control, states[:-1])
+    again = _network(fixed, layout.control, states[:-1])
+    if out.shape[-1] > eps.shape[-1]:
+        return Outputs(states, out, again)
+    sums = ((a * b).sum(-1) for a, b in ((out, out), (out, eps), (again, eps)))
+    return Outputs(states, out, again, *sums)
 
 
 def _network(net: Net, shape: Shape, states: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Inputs", "Layout", "Net", "Shape", "add_product_", "factors", "halves", "pieces"]
+__all__ = ["Inputs", "Layout", "Net", "Outputs", "Shape", "add_product_", "factors", "halves", "pieces"]
 
 
 class Shape(NamedTuple):
@@ -119,6 +119,25 @@ class Inputs(NamedTuple):
     def flat(self) -> tuple[Any, ...]:
         more = () if self.drift is None else (self.dt, *self.drift.flat())
         return *self[:5], *self.control.flat(), *more
+
+
+class Outputs(NamedTuple):
+    """What is drawn, and what its log ratio to the process is made of; or the gradients by that.
+
+    Some of it is there twice: once more as a function of the states alone, whose gradient does not
+    reach the control's parameters. Sums are over the state, of shape ``(N, rows)``; with
+    contraction there are none.
+    """
+
+    states: Any
+    out: Any
+    """Of the control at all states but the last."""
+    out_of_states: Any
+    squares: Any = None
+    """The sums of u^2."""
+    products: Any = None
+    """Those of u and the noise."""
+    products_of_states: Any = None
 
 
 def halves(out: Tensor, d: int) -> tuple[Tensor, Tensor | None]:

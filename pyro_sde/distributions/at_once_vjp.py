@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._compiling import compiled
-from .at_once_inputs import Inputs, Layout, factors, halves
+from .at_once_inputs import Inputs, Layout, Outputs, factors, halves
 from .at_once_sums import OfNet, OnGrid
 from .units import UNITS
 
@@ -22,6 +22,16 @@ def _plus_product(start: Tensor, factor: Any, x: Tensor) -> Tensor:
     if isinstance(factor, float):
         return torch.add(start, x, alpha=factor)
     return torch.addcmul(start, factor, x)
+
+
+def _plus_weighted(start: Tensor | None, weight: Tensor, x: Tensor) -> Tensor:
+    """:param weight: One a row."""
+    weight = weight.unsqueeze(-1)
+    return weight * x if start is None else torch.addcmul(start, weight, x)
+
+
+def _total(own: Tensor, again: Tensor | None) -> Tensor:
+    return own if again is None else own + again
 
 
 class _Block(NamedTuple):
@@ -40,8 +50,6 @@ class Vjp:
     the way is as large as a path.
 
     :param hidden: The units of every layer, in blocks of steps; the control's first.
-    :param grads: By the states, by the outputs, and by the outputs once more, of which the last
-        goes to the states and not to the parameters.
     :param compile: Whether the walk through a block of steps is compiled.
     """
 
@@ -54,15 +62,13 @@ class Vjp:
         out: Tensor,
         last_t: Tensor,
         hidden: list[list[Tensor]],
-        grads: Sequence[Tensor | None],
+        grads: Outputs,
         compile: bool = False,
     ) -> None:
         self.layout, self.compile = layout, compile
         self.p, self.d, self.states, self.hidden = p, eps.shape[-1], states, hidden
-        by_states, by_out, self.by_again = grads
-        self.by_states = torch.zeros_like(states) if by_states is None else by_states
-        self.by_out = torch.zeros_like(out) if by_out is None else by_out
-        self.eps = eps
+        self.by_states = torch.zeros_like(states) if grads.states is None else grads.states
+        self.eps, self.grads = eps, grads
         self.u, self.log_c = halves(out, self.d)
         self.back = [*p.control.weights[1:], last_t.t()]
         self.drift_back = [] if p.drift is None else [*p.drift.weights[1:], p.drift.last]
@@ -82,7 +88,9 @@ class Vjp:
         self, at: slice, by_z: Tensor, slopes: list[Tensor], drift_slopes: list[Tensor]
     ) -> _Block:
         """With one output, its slopes by all units are known before the steps are walked."""
-        p, gain, total = self.p, self.p.gain[at], self._total(at)
+        p, gain = self.p, self.p.gain[at]
+        own, again = self._by_out(at)
+        total = _total(own, again)
         one = torch.ones_like(total)
         deltas = _through_layers(one, slopes, self.back)
         slope = deltas[0] @ p.control.weights[0]
@@ -96,7 +104,7 @@ class Vjp:
             passed.append(by_z)
             by_z = torch.addcmul(r, f, by_z)
         by_next = torch.stack(passed[::-1])
-        by_out = torch.addcmul(self.by_out[at], gain, by_next)
+        by_out = torch.addcmul(own, gain, by_next)
         if p.drift is not None:
             by_drift = p.dt[at] * by_next
             drift_deltas = [delta.mul_(by_drift) for delta in drift_deltas]
@@ -106,7 +114,8 @@ class Vjp:
     def _step_by_step(
         self, at: slice, by_z: Tensor, slopes: list[Tensor], drift_slopes: list[Tensor]
     ) -> _Block:
-        p, shared = self.p, self.by_again is None
+        p, (own, again) = self.p, self._by_out(at)
+        shared = again is None
         decay, gain = factors(p.decay[at])[::-1], factors(p.gain[at])[::-1]
         by_log_c = self._by_log_c(at)
         noise = None if by_log_c is None else by_log_c.unbind(0)[::-1]
@@ -115,7 +124,7 @@ class Vjp:
         if p.drift is not None:
             dt, drift_first = factors(p.dt[at])[::-1], _with_columns(p.drift.weights[0])
             drift_back = _layers_back(self.drift_back, drift_slopes)
-        for i, (by_state, by_o) in enumerate(_backwards(self.by_states[at], self._total(at))):
+        for i, (by_state, by_o) in enumerate(_backwards(self.by_states[at], _total(own, again))):
             passed.append(by_z)
             if noise is None:
                 delta = _plus_product(by_o, gain[i], by_z)
@@ -135,19 +144,21 @@ class Vjp:
                 before.addmm_(delta, drift_first)
             by_z = before
         by_next = torch.stack(passed[::-1])
-        by_out = torch.addcmul(self.by_out[at][..., : self.d], p.gain[at], by_next)
+        by_out = torch.addcmul(own[..., : self.d], p.gain[at], by_next)
         if by_log_c is not None:
-            by_c = torch.addcmul(self.by_out[at][..., self.d :], by_log_c, by_next)
+            by_c = torch.addcmul(own[..., self.d :], by_log_c, by_next)
             by_out = torch.cat([by_out, by_c], -1)
         deltas = slopes if shared else _through_layers(by_out, slopes, self.back)
         return _Block(by_z, by_next, by_out, deltas, drift_slopes)
 
     def _compiled(self, at: slice, by_z: Tensor, hidden: list[Tensor]) -> _Block:
-        on_grid = (self.by_states, self.by_out, self.p.decay, self.p.gain)
-        again = None if self.by_again is None else self.by_again[at]
+        own, again = self._by_out(at)
         by_z, by_next, by_out, *deltas = _compiled_walk(
             by_z,
-            *(x[at] for x in on_grid),
+            self.by_states[at],
+            own,
+            self.p.decay[at],
+            self.p.gain[at],
             again,
             self._by_log_c(at),
             hidden,
@@ -157,10 +168,20 @@ class Vjp:
         )
         return _Block(by_z, by_next, by_out, deltas, [])
 
-    def _total(self, at: slice) -> Tensor:
-        """The gradients by the outputs that the states are to have."""
-        by_out = self.by_out[at]
-        return by_out if self.by_again is None else by_out + self.by_again[at]
+    def _by_out(self, at: slice) -> tuple[Tensor, Tensor | None]:
+        """The gradients by the outputs, and those that only the states are to have."""
+        g, u, eps = self.grads, self.u[at], self.eps[at]
+        own = None if g.out is None else g.out[at]
+        if g.squares is not None:
+            own = _plus_weighted(own, 2 * g.squares[at], u)
+        if g.products is not None:
+            own = _plus_weighted(own, g.products[at], eps)
+        if own is None:
+            own = eps.new_zeros(*eps.shape[:-1], len(self.p.control.last))
+        again = None if g.out_of_states is None else g.out_of_states[at]
+        if g.products_of_states is not None:
+            again = _plus_weighted(again, g.products_of_states[at], eps)
+        return own, again
 
     def _by_scale(self, at: slice) -> Tensor:
         """The derivatives of the states after the steps by the scales."""

@@ -20,6 +20,7 @@ __all__ = [
     "Affine",
     "FusedDraw",
     "NetworkSteps",
+    "Sums",
     "network",
     "simulate_at_once",
     "split_output",
@@ -118,6 +119,18 @@ def _fits(shape: torch.Size, batch: torch.Size) -> bool:
 
 
 @dataclass
+class Sums:
+    """Sums over the state of a path that is pushed without contraction, time first."""
+
+    squares: Tensor
+    """Of u."""
+    products: Tensor
+    """Of u and the noise."""
+    of_states: Tensor
+    """The same, with a gradient by the states that does not reach the control's parameters."""
+
+
+@dataclass
 class FusedDraw:
     """How a path was made: see :class:`~pyro_sde.distributions.path.Draw`.
 
@@ -132,6 +145,7 @@ class FusedDraw:
     u: Tensor
     log_c: Tensor | None
     of_states: tuple[Tensor, Tensor | None]
+    sums: Sums | None
 
     @property
     def z(self) -> tuple[Tensor, ...]:
@@ -170,12 +184,17 @@ def simulate_at_once(
         net, shape = _by_net(drift, batch, compile)
         inputs = inputs._replace(dt=_by_rows(dt, batch), drift=net)
         layout = layout._replace(drift=shape)
-    states, *outs = run_at_once(eps.reshape(n, -1, d), inputs, layout, compile)
-    value = states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
+    run = run_at_once(eps.reshape(n, -1, d), inputs, layout, compile)
+    value = run.states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
     (u, log_c), of_states = (
-        split_output(x.reshape(n, *batch, -1), control.contraction) for x in outs
+        split_output(x.reshape(n, *batch, -1), control.contraction)
+        for x in (run.out, run.out_of_states)
     )
-    return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states)
+    sums = None
+    if log_c is None:
+        found = (run.squares, run.products, run.products_of_states)
+        sums = Sums(*(x.reshape(n, *batch) for x in found))
+    return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states, sums)
 
 
 def _by_net(net: NetworkSteps, batch: torch.Size, compile: bool) -> tuple[Net, Shape]:

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from ..distributions import ratio
 from ..distributions.controlled import ControlledPath
-from ..distributions.fused import FusedDraw
+from ..distributions.fused import FusedDraw, Sums
 from ..distributions.lean import LeanDraw, LeanTerms, terms_of
 from ..distributions.ode import ODEPath
 from ..distributions.path import Draw, PathDistribution
 from ..distributions.util import broadcast_shapes
-from .sums import products, squares
 
 __all__ = ["AnySteps", "LeanSteps", "Steps", "compare"]
 
@@ -100,24 +99,21 @@ class PushedSteps:
     """As :class:`Steps`, of a path with a control and without contraction: sums over the state
     first, of which there may be many dimensions, then weights of the steps."""
 
-    u: Tensor
-    eps: Tensor
+    sums: Sums
     root: Tensor
-    of_states: Tensor
-    """u with a gradient by the states alone."""
 
     def kl_of_steps(self) -> Tensor:
         """Time first."""
-        return _weighted(0.5 * self.root.square(), squares(self.u))
+        return _weighted(0.5 * self.root.square(), self.sums.squares)
 
     def kl(self) -> Tensor:
         return self.kl_of_steps().sum(0)
 
     def martingale(self) -> Tensor:
-        return _weighted(self.root, products(self.u, self.eps)).sum(0)
+        return _weighted(self.root, self.sums.products).sum(0)
 
     def stopped(self) -> Tensor:
-        return self.kl() + _weighted(self.root.detach(), products(self.of_states, self.eps)).sum(0)
+        return self.kl() + _weighted(self.root.detach(), self.sums.of_states).sum(0)
 
 
 def _weighted(weight: Tensor, x: Tensor) -> Tensor:
@@ -181,9 +177,9 @@ def _compare_control(q: ControlledPath, value: Tensor) -> AnySteps:
     if isinstance(draw, LeanDraw) and draw.terms is not None:
         return LeanSteps(draw.terms)
     if isinstance(draw, FusedDraw):
+        if draw.sums is not None:
+            return PushedSteps(draw.sums, root)
         u, log_c = draw.of_states
-        if log_c is None:
-            return PushedSteps(draw.u, draw.eps, root, u)
         of_states = root.detach() * u, log_c
         return Steps(root * draw.u, draw.log_c, draw.eps, lambda *_: (), of_states)
     if isinstance(draw, Draw) and draw.u is not None:

@@ -17,7 +17,6 @@ from pyro_sde.distributions import (
 )
 from pyro_sde.distributions.fused import FusedDraw
 from pyro_sde.distributions.path import Draw
-from pyro_sde.infer import sums
 from pyro_sde.infer.girsanov import path_divergence
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
@@ -135,7 +134,7 @@ def test_equals_its_steps(process, contraction, estimator, dim):
 def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, process, monkeypatch):
     monkeypatch.setattr(at_once, "BLOCK", block)
     monkeypatch.setattr(at_once, "PATH", path)
-    monkeypatch.setattr(sums, "SMALL", path)
+    monkeypatch.setattr(at_once, "SMALL", path)
     for dim in (1, 2):
         control = control_of(dim, hidden=hidden, contraction=contraction)
         parameters, prior = process(dim)
