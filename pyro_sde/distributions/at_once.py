@@ -10,7 +10,7 @@ derivative, and the gradient by a weight is one product over many steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from .units import UNITS
 
 __all__ = ["run_at_once"]
 
-PATH = 2**22
+PATH = 2**21
 """How many numbers of a path the backward pass computes at once. It goes through a path once
 whatever the block, but tensors above 32 MB are returned to the system, page by page, when freed."""
 
@@ -41,9 +41,11 @@ CHUNK = 25
 """How many steps are compiled as one: these are short, and a call of compiled code costs about as
 much as ten of them."""
 
-
 SMALL = 2**16
 """Up to so many numbers a step, all steps are summed in one operation."""
+
+REMADE = 8
+"""Outputs made of up to so many units are made again in the backward pass: to keep them costs more."""
 
 
 def run_at_once(eps: Tensor, inputs: Inputs, layout: Layout, compile: bool = False) -> Outputs:
@@ -73,14 +75,14 @@ class _AtOnce(torch.autograd.Function):
             run = _in_chunks(eps, p, layout, last_t)
         else:
             run = _in_place(eps, p, layout, last_t, keep)
-        ctx.blocks, states, out, hidden = run
-        ctx.save_for_backward(eps, *flat, states, out, last_t, *(x for h in hidden for x in h))
+        ctx.blocks, states, out, hidden, sums = run
+        units_of_all = (x for h in hidden for x in h)
+        ctx.save_for_backward(eps, *flat, states, out, last_t, *units_of_all)
         ctx.inputs, ctx.layout, ctx.compile = len(flat), layout, compile
         ctx.set_materialize_grads(False)
-        if out.shape[-1] > eps.shape[-1]:
+        if sums is None:
             return Outputs(states, out, out.detach())
-        squares, products = _sum(out, out), _sum(out, eps)
-        return Outputs(states, out, out.detach(), squares, products, products.detach())
+        return Outputs(states, None, None, *sums, sums[1].detach())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -94,21 +96,37 @@ class _AtOnce(torch.autograd.Function):
         k = len(ctx.blocks)
         hidden = [rest[i : i + k] for i in range(0, len(rest), k)]
         p = Inputs.of(flat, layout)
-        vjp = Vjp(p, layout, eps, states, out, last_t, hidden, Outputs(*grads), ctx.compile)
-        by = vjp.by_inputs(ctx.blocks, Inputs.of(needed, layout))
+        vjp = Vjp(
+            p, layout, ctx.blocks, eps, states, out, last_t, hidden, Outputs(*grads), ctx.compile
+        )
+        by = vjp.by_inputs(Inputs.of(needed, layout))
         return None, None, None, None, *by.flat()
 
 
+Sums = tuple[Tensor, Tensor]
+"""Over the state: of the squares of u, and of its products with the noise."""
+
+
+def _sums(out: Tensor, eps: Tensor) -> Sums | None:
+    """None with contraction."""
+    return None if out.shape[-1] > eps.shape[-1] else (_sum(out, out), _sum(out, eps))
+
+
 def _sum(x: Tensor, y: Tensor) -> Tensor:
-    """Of the products over the state, without a temporary tensor as large as the path."""
+    """Without a temporary tensor as large as the path. A dot product would round more."""
     if x[0].numel() <= SMALL:
         return (x * y).sum(-1)
     return torch.stack([(a * b).sum(-1) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)])
 
 
-_Steps = tuple[list[slice], Tensor, Tensor, list[list[Tensor]]]
-"""Blocks of steps, states, outputs, and the units of every layer in these blocks, those of the
-drift behind those of the control."""
+class _Steps(NamedTuple):
+    blocks: list[slice]
+    states: Tensor
+    out: Any
+    """None if it is not kept."""
+    hidden: list[list[Tensor]]
+    """The units of every layer in the blocks, those of the drift behind those of the control."""
+    sums: Sums | None
 
 
 class _Hidden:
@@ -139,11 +157,13 @@ class _Hidden:
 
 def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool) -> _Steps:
     n, m, d = eps.shape
-    states, out = eps.new_empty(n + 1, m, d), eps.new_empty(n, m, len(p.control.last))
-    u, log_c = halves(out, d)
+    outputs, last_units = p.control.last.shape
+    states = eps.new_empty(n + 1, m, d)
     states[0] = p.z0
-    z, outs = states.unbind(0), out.unbind(0)
-    us = outs if log_c is None else u.unbind(0)
+    z = states.unbind(0)
+    is_kept = outputs > d or last_units > REMADE or outputs <= last_units
+    kept = eps.new_empty(n, m, outputs) if is_kept else None
+    squares, products = eps.new_empty(n, m), eps.new_empty(n, m)
     decay, gain = factors(p.decay), factors(p.gain)
     control, width = _Hidden(p.control, layout.control.units, m), p.control.width()
     nets, drift = [control], None
@@ -151,10 +171,14 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
         drift, width = _Hidden(p.drift, layout.drift.units, m), max(width, p.drift.width())
         nets.append(drift)
         dt, drift_bias, drift_last_t = factors(p.dt), p.drift.last_bias, p.drift.last.t()
-    blocks = _blocks(n, m * width, m * len(p.control.last))
+    blocks = _blocks(n, m * width, m * outputs)
     hidden: list[list[Tensor]] = [[] for net in nets for _ in net.weights]
     for at in blocks:
-        out[at] = p.control.last_bias
+        steps = at.stop - at.start
+        out = eps.new_empty(steps, m, outputs) if kept is None else kept[at]
+        out.copy_(p.control.last_bias)
+        u, log_c = halves(out, d)
+        outs, us = out.unbind(0), u.unbind(0)
         if log_c is None:
             torch.addcmul(p.shift[at], p.scale[at], eps[at], out=states[1:][at])
         else:
@@ -164,15 +188,19 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
             for layer, room in zip(hidden, rooms, strict=True):
                 layer.append(room)
         units = zip(*(room.unbind(0) for room in rooms), strict=True)
-        for i, layers in enumerate(units, at.start):
-            outs[i].addmm_(control(z[i], layers[: layout.control.depth]), last_t)
-            add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[i])
+        for j, layers in enumerate(units):
+            i = at.start + j
+            outs[j].addmm_(control(z[i], layers[: layout.control.depth]), last_t)
+            add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[j])
             if log_c is not None:
-                z[i + 1].addcmul_(noise[i - at.start], log_c[i].exp())
+                z[i + 1].addcmul_(noise[j], log_c[j].exp())
             if drift is not None:
                 h = drift(z[i], layers[layout.control.depth :])
                 add_product_(z[i + 1], dt[i], torch.addmm(drift_bias, h, drift_last_t))
-    return blocks, states, out, hidden
+        if kept is None:
+            squares[at], products[at] = _sum(out, out), _sum(out, eps[at])
+    sums = (squares, products) if kept is None else _sums(kept, eps)
+    return _Steps(blocks, states, kept, hidden, sums)
 
 
 def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> _Steps:
@@ -186,7 +214,8 @@ def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> _Steps
         states.append(zs)
         outs.append(out)
         hidden.append(hs)
-    return blocks, torch.cat(states), torch.cat(outs), [list(h) for h in zip(*hidden, strict=True)]
+    layers, out = [list(h) for h in zip(*hidden, strict=True)], torch.cat(outs)
+    return _Steps(blocks, torch.cat(states), out, layers, _sums(out, eps))
 
 
 def _steps(z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout) -> tuple[Tensor, ...]:
@@ -232,7 +261,7 @@ def _plainly(eps: Tensor, flat: Sequence[Tensor], layout: Layout) -> Outputs:
     if out.shape[-1] > eps.shape[-1]:
         return Outputs(states, out, again)
     sums = ((a * b).sum(-1) for a, b in ((out, out), (out, eps), (again, eps)))
-    return Outputs(states, out, again, *sums)
+    return Outputs(states, None, None, *sums)
 
 
 def _network(net: Net, shape: Shape, states: Tensor) -> Tensor:

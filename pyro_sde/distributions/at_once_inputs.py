@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Inputs", "Layout", "Net", "Outputs", "Shape", "add_product_", "factors", "halves", "pieces"]
+__all__ = [
+    "Inputs",
+    "Layout",
+    "Net",
+    "Outputs",
+    "Shape",
+    "add_product_",
+    "factors",
+    "halves",
+    "pieces",
+]
 
 
 class Shape(NamedTuple):
@@ -124,15 +134,14 @@ class Inputs(NamedTuple):
 class Outputs(NamedTuple):
     """What is drawn, and what its log ratio to the process is made of; or the gradients by that.
 
-    Some of it is there twice: once more as a function of the states alone, whose gradient does not
-    reach the control's parameters. Sums are over the state, of shape ``(N, rows)``; with
-    contraction there are none.
+    With contraction the latter are the outputs of the control, else sums over the state, of shape
+    ``(N, rows)``. "Of states" is the same once more as a function of the states alone, whose
+    gradient does not reach the control's parameters.
     """
 
     states: Any
-    out: Any
-    """Of the control at all states but the last."""
-    out_of_states: Any
+    out: Any = None
+    out_of_states: Any = None
     squares: Any = None
     """The sums of u^2."""
     products: Any = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .at_once_inputs import Net, pieces
+from .at_once_inputs import Inputs, Net, pieces
 
-__all__ = ["OfNet", "OnGrid"]
+__all__ = ["OfInputs"]
 
 
 class _Sum:
@@ -35,36 +35,36 @@ class _Sum:
         return self.sum.t().contiguous()
 
 
-class OnGrid:
-    """The gradient by an input that has a value for every step.
+class _OnGrid:
+    """The gradient by an input that has a value for every step."""
 
-    :param factor: The derivative of what the input is added to; 1 if there is none.
-    """
-
-    def __init__(
-        self, x: Tensor, needed: bool, factor: Callable[[slice], Tensor] | None = None
-    ) -> None:
-        self.x, self.needed, self.factor = x, needed, factor
+    def __init__(self, x: Tensor, needed: bool) -> None:
+        self.x, self.needed = x, needed
         self.total: Tensor | None = None
 
-    def add(self, at: slice, by: Tensor) -> None:
+    def add(self, at: slice, by: Tensor, factor: Tensor | None = None) -> None:
+        """That of a block.
+
+        :param by: The gradients by what the input is added to.
+        :param factor: What it is multiplied by.
+        """
         if self.needed:
-            by = by if self.factor is None else by * self.factor(at)
+            by = by if factor is None else by * factor
             if self.total is None:
                 self.total = torch.empty(self.x.shape, dtype=by.dtype, device=by.device)
             self.total[at] = by.sum_to_size(self.x[at].shape)
 
 
-class OfNet:
+class _OfNet:
     """The gradients by a network."""
 
     def __init__(self, net: Net, needed: Net) -> None:
         self.net, self.needed = net, needed
         self.weights = [_Sum(need) for need in (*needed.weights, needed.last)]
         self.reads = [[_Sum(need) for _ in net.known] for need in needed.reads]
-        self.biases = [OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
+        self.biases = [_OnGrid(*b) for b in zip(net.biases, needed.biases, strict=True)]
         self.last_bias: Tensor | None = None
-        self.known = [OnGrid(*x) for x in zip(net.known, needed.known, strict=True)]
+        self.known = [_OnGrid(*x) for x in zip(net.known, needed.known, strict=True)]
 
     def add(
         self, at: slice, units: Sequence[Tensor], deltas: Sequence[Tensor], by_out: Tensor
@@ -81,7 +81,7 @@ class OfNet:
             bias.add(at, delta)
         if self.needed.last_bias:
             part = by_out.sum((0, 1))
-            self.last_bias = part if self.last_bias is None else self.last_bias + part
+            self.last_bias = part if self.last_bias is None else self.last_bias.add_(part)
         self._add_known(at, deltas)
 
     def _add_known(self, at: slice, deltas: Sequence[Tensor]) -> None:
@@ -115,3 +115,27 @@ class OfNet:
         found = [sums[i].total() for i, _ in pieces(self.net.known, weight)]
         parts = [x for x in found if x is not None]
         return torch.cat(parts, 1) if parts else None
+
+
+class OfInputs:
+    """The gradients by all inputs but the start."""
+
+    def __init__(self, p: Inputs, needed: Inputs) -> None:
+        self.needed = needed
+        self.decay, self.shift = _OnGrid(p.decay, needed.decay), _OnGrid(p.shift, needed.shift)
+        self.gain, self.scale = _OnGrid(p.gain, needed.gain), _OnGrid(p.scale, needed.scale)
+        self.control = _OfNet(p.control, needed.control)
+        self.dt = _OnGrid(p.dt, needed.dt)
+        self.drift = _OfNet(p.drift, needed.drift) if p.drift and needed.drift else None
+
+    def whole(self, by_z0: Tensor) -> Inputs:
+        return Inputs(
+            by_z0 if self.needed.z0 else None,
+            self.decay.total,
+            self.shift.total,
+            self.gain.total,
+            self.scale.total,
+            self.control.whole(),
+            self.dt.total,
+            None if self.drift is None else self.drift.whole(),
+        )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .._compiling import compiled
-from .at_once_inputs import Inputs, Layout, Outputs, factors, halves
-from .at_once_sums import OfNet, OnGrid
+from .at_once_inputs import Inputs, Layout, Outputs, add_product_, factors, halves
+from .at_once_sums import OfInputs
 from .units import UNITS
 
 __all__ = ["Vjp"]
@@ -18,20 +18,22 @@ __all__ = ["Vjp"]
 FEW = 16
 
 
-def _plus_product(start: Tensor, factor: Any, x: Tensor) -> Tensor:
+def _plus_product(start: Tensor, factor: Any, x: Tensor, out: Tensor | None = None) -> Tensor:
     if isinstance(factor, float):
-        return torch.add(start, x, alpha=factor)
-    return torch.addcmul(start, factor, x)
+        return torch.add(start, x, alpha=factor, out=out)
+    return torch.addcmul(start, factor, x, out=out)
 
 
-def _plus_weighted(start: Tensor | None, weight: Tensor, x: Tensor) -> Tensor:
-    """:param weight: One a row."""
-    weight = weight.unsqueeze(-1)
-    return weight * x if start is None else torch.addcmul(start, weight, x)
+class _ByOut(NamedTuple):
+    """Gradients by the outputs in a block of steps, but for what they have by the states after.
 
+    Without contraction the walk adds that in place.
+    """
 
-def _total(own: Tensor, again: Tensor | None) -> Tensor:
-    return own if again is None else own + again
+    own: Tensor
+    """Those that the parameters are to have."""
+    total: Tensor
+    """Those that the states are to have; the same tensor if there are no others."""
 
 
 class _Block(NamedTuple):
@@ -57,45 +59,52 @@ class Vjp:
         self,
         p: Inputs,
         layout: Layout,
+        blocks: list[slice],
         eps: Tensor,
         states: Tensor,
-        out: Tensor,
+        out: Tensor | None,
         last_t: Tensor,
         hidden: list[list[Tensor]],
         grads: Outputs,
         compile: bool = False,
     ) -> None:
-        self.layout, self.compile = layout, compile
+        self.layout, self.blocks, self.compile = layout, blocks, compile
         self.p, self.d, self.states, self.hidden = p, eps.shape[-1], states, hidden
+        self.out, self.last_t = out, last_t
         self.by_states = torch.zeros_like(states) if grads.states is None else grads.states
         self.eps, self.grads = eps, grads
-        self.u, self.log_c = halves(out, self.d)
         self.back = [*p.control.weights[1:], last_t.t()]
         self.drift_back = [] if p.drift is None else [*p.drift.weights[1:], p.drift.last]
 
-    def _walk(self, at: slice, by_z: Tensor, hidden: list[Tensor]) -> _Block:
+    def _walk(
+        self, at: slice, by_z: Tensor, by_out: _ByOut, by_log_c: Tensor | None, hidden: list[Tensor]
+    ) -> _Block:
         """Through a block of steps, from the gradient by the state after it."""
         outputs, (control, drift) = len(self.p.control.last), self.layout
         if self.compile and outputs > 1:
-            return self._compiled(at, by_z, hidden)
-        walk = self._with_slopes if outputs == 1 else self._step_by_step
+            return self._compiled(at, by_z, by_out, by_log_c, hidden)
         slopes = [UNITS[control.units].slope(h) for h in hidden[: control.depth]]
         slope = UNITS[drift.units if drift else control.units].slope
         drift_slopes = [slope(h) for h in hidden[control.depth :]]
-        return walk(at, by_z, slopes, drift_slopes)
+        if outputs == 1:
+            return self._with_slopes(at, by_z, by_out, slopes, drift_slopes)
+        return self._step_by_step(at, by_z, by_out, by_log_c, slopes, drift_slopes)
 
     def _with_slopes(
-        self, at: slice, by_z: Tensor, slopes: list[Tensor], drift_slopes: list[Tensor]
+        self,
+        at: slice,
+        by_z: Tensor,
+        by: _ByOut,
+        slopes: list[Tensor],
+        drift_slopes: list[Tensor],
     ) -> _Block:
         """With one output, its slopes by all units are known before the steps are walked."""
         p, gain = self.p, self.p.gain[at]
-        own, again = self._by_out(at)
-        total = _total(own, again)
-        one = torch.ones_like(total)
+        one = torch.ones_like(by.total)
         deltas = _through_layers(one, slopes, self.back)
         slope = deltas[0] @ p.control.weights[0]
         factor = torch.addcmul(p.decay[at], gain, slope)
-        rest = torch.addcmul(self.by_states[at], total, slope)
+        rest = torch.addcmul(self.by_states[at], by.total, slope)
         drift_deltas = _through_layers(one, drift_slopes, self.drift_back)
         if p.drift is not None:
             factor = torch.addcmul(factor, p.dt[at], drift_deltas[0] @ p.drift.weights[0])
@@ -104,7 +113,7 @@ class Vjp:
             passed.append(by_z)
             by_z = torch.addcmul(r, f, by_z)
         by_next = torch.stack(passed[::-1])
-        by_out = torch.addcmul(own, gain, by_next)
+        by_out = by.own.addcmul_(gain, by_next)
         if p.drift is not None:
             by_drift = p.dt[at] * by_next
             drift_deltas = [delta.mul_(by_drift) for delta in drift_deltas]
@@ -112,55 +121,65 @@ class Vjp:
         return _Block(by_z, by_next, by_out, deltas, drift_deltas)
 
     def _step_by_step(
-        self, at: slice, by_z: Tensor, slopes: list[Tensor], drift_slopes: list[Tensor]
+        self,
+        at: slice,
+        by_z: Tensor,
+        by: _ByOut,
+        by_log_c: Tensor | None,
+        slopes: list[Tensor],
+        drift_slopes: list[Tensor],
     ) -> _Block:
-        p, (own, again) = self.p, self._by_out(at)
-        shared = again is None
+        p, shared = self.p, by.total is by.own
         decay, gain = factors(p.decay[at])[::-1], factors(p.gain[at])[::-1]
-        by_log_c = self._by_log_c(at)
         noise = None if by_log_c is None else by_log_c.unbind(0)[::-1]
         back = _layers_back(self.back, slopes)
-        first, passed = _with_columns(p.control.weights[0]), []
+        first = _with_columns(p.control.weights[0])
+        found = by_z.new_empty(at.stop - at.start + 1, *by_z.shape)
+        found[-1] = by_z
+        after, *befores = found.unbind(0)[::-1]
         if p.drift is not None:
             dt, drift_first = factors(p.dt[at])[::-1], _with_columns(p.drift.weights[0])
             drift_back = _layers_back(self.drift_back, drift_slopes)
-        for i, (by_state, by_o) in enumerate(_backwards(self.by_states[at], _total(own, again))):
-            passed.append(by_z)
+        steps = _backwards(self.by_states[at], by.total)
+        for i, (before, (by_state, by_o)) in enumerate(zip(befores, steps, strict=True)):
             if noise is None:
-                delta = _plus_product(by_o, gain[i], by_z)
+                delta = add_product_(by_o, gain[i], after)
             else:
-                by_u = _plus_product(by_o[..., : self.d], gain[i], by_z)
-                by_c = torch.addcmul(by_o[..., self.d :], noise[i], by_z)
+                by_u = _plus_product(by_o[..., : self.d], gain[i], after)
+                by_c = torch.addcmul(by_o[..., self.d :], noise[i], after)
                 delta = torch.cat([by_u, by_c], -1)
             for weight, slope in back:
                 # Deltas that are the parameters' too stay in the place of the slopes.
                 delta = torch.mm(delta, weight)
                 delta = slope[i].mul_(delta) if shared else delta.mul_(slope[i])
-            before = _plus_product(by_state, decay[i], by_z).addmm_(delta, first)
+            _plus_product(by_state, decay[i], after, out=before).addmm_(delta, first)
             if p.drift is not None:
-                delta = dt[i] * by_z
+                delta = dt[i] * after
                 for weight, slope in drift_back:
                     delta = slope[i].mul_(torch.mm(delta, weight))
                 before.addmm_(delta, drift_first)
-            by_z = before
-        by_next = torch.stack(passed[::-1])
-        by_out = torch.addcmul(own[..., : self.d], p.gain[at], by_next)
+            after = before
+        by_next = found[1:]
         if by_log_c is not None:
-            by_c = torch.addcmul(own[..., self.d :], by_log_c, by_next)
-            by_out = torch.cat([by_out, by_c], -1)
+            by_u = torch.addcmul(by.own[..., : self.d], p.gain[at], by_next)
+            by_c = torch.addcmul(by.own[..., self.d :], by_log_c, by_next)
+            by_out = torch.cat([by_u, by_c], -1)
+        else:
+            by_out = by.own if shared else by.own.addcmul_(p.gain[at], by_next)
         deltas = slopes if shared else _through_layers(by_out, slopes, self.back)
-        return _Block(by_z, by_next, by_out, deltas, drift_slopes)
+        return _Block(found[0], by_next, by_out, deltas, drift_slopes)
 
-    def _compiled(self, at: slice, by_z: Tensor, hidden: list[Tensor]) -> _Block:
-        own, again = self._by_out(at)
+    def _compiled(
+        self, at: slice, by_z: Tensor, by: _ByOut, by_log_c: Tensor | None, hidden: list[Tensor]
+    ) -> _Block:
         by_z, by_next, by_out, *deltas = _compiled_walk(
             by_z,
             self.by_states[at],
-            own,
+            by.own,
             self.p.decay[at],
             self.p.gain[at],
-            again,
-            self._by_log_c(at),
+            None if by.total is by.own else by.total,
+            by_log_c,
             hidden,
             self.p.control.weights[0],
             self.back,
@@ -168,61 +187,61 @@ class Vjp:
         )
         return _Block(by_z, by_next, by_out, deltas, [])
 
-    def _by_out(self, at: slice) -> tuple[Tensor, Tensor | None]:
-        """The gradients by the outputs, and those that only the states are to have."""
-        g, u, eps = self.grads, self.u[at], self.eps[at]
-        own = None if g.out is None else g.out[at]
+    def _outputs(self, at: slice, units: Tensor) -> Tensor:
+        """In a block of steps, from the units of the last layer if they were not kept."""
+        if self.out is not None:
+            return self.out[at]
+        out = torch.addmm(self.p.control.last_bias, units.flatten(0, 1), self.last_t)
+        return out.unflatten(0, units.shape[:2])
+
+    def _by_out(self, at: slice, out: Tensor) -> _ByOut:
+        g, eps = self.grads, self.eps[at]
+        own = torch.zeros_like(out) if g.out is None else g.out[at]
         if g.squares is not None:
-            own = _plus_weighted(own, 2 * g.squares[at], u)
+            own = (2 * g.squares[at]).unsqueeze(-1) * out
         if g.products is not None:
-            own = _plus_weighted(own, g.products[at], eps)
-        if own is None:
-            own = eps.new_zeros(*eps.shape[:-1], len(self.p.control.last))
-        again = None if g.out_of_states is None else g.out_of_states[at]
+            own = torch.addcmul(own, g.products[at].unsqueeze(-1), eps)
+        total = own
+        if g.out_of_states is not None:
+            total = own + g.out_of_states[at]
         if g.products_of_states is not None:
-            again = _plus_weighted(again, g.products_of_states[at], eps)
-        return own, again
+            total = torch.addcmul(own, g.products_of_states[at].unsqueeze(-1), eps)
+        return _ByOut(own, total)
 
-    def _by_scale(self, at: slice) -> Tensor:
-        """The derivatives of the states after the steps by the scales."""
-        return self.eps[at] if self.log_c is None else self.eps[at] * self.log_c[at].exp()
-
-    def _by_log_c(self, at: slice) -> Tensor | None:
-        return None if self.log_c is None else self.p.scale[at] * self._by_scale(at)
-
-    def by_inputs(self, blocks: list[slice], needed: Inputs) -> Inputs:
+    def by_inputs(self, needed: Inputs) -> Inputs:
         """The gradients, None where they are not needed."""
-        p, k = self.p, self.layout.control.depth
-        decay = OnGrid(p.decay, needed.decay, lambda at: self.states[at])
-        shift = OnGrid(p.shift, needed.shift)
-        gain = OnGrid(p.gain, needed.gain, lambda at: self.u[at])
-        scale = OnGrid(p.scale, needed.scale, self._by_scale)
-        control = OfNet(p.control, needed.control)
-        drift = OfNet(p.drift, needed.drift) if p.drift and needed.drift else None
-        dt = OnGrid(p.dt, needed.dt)
+        totals = OfInputs(self.p, needed)
         by_z = self.by_states[-1].contiguous()
-        for number in range(len(blocks) - 1, -1, -1):
-            at, hidden = blocks[number], [h[number] for h in self.hidden]
-            by_z, by_next, by_out, deltas, drift_deltas = self._walk(at, by_z, hidden)
-            control.add(at, [self.states[at], *hidden[:k]], deltas, by_out)
-            for x in (decay, shift, gain, scale):
-                x.add(at, by_next)
-            if drift is not None and p.drift is not None:
-                units = [self.states[at], *hidden[k:]]
-                drift.add(at, units, drift_deltas, p.dt[at] * by_next)
-                if dt.needed:
-                    f = units[-1] @ p.drift.last.t() + p.drift.last_bias
-                    dt.add(at, by_next * f)
-        return Inputs(
-            by_z if needed.z0 else None,
-            decay.total,
-            shift.total,
-            gain.total,
-            scale.total,
-            control.whole(),
-            dt.total,
-            None if drift is None else drift.whole(),
-        )
+        for number in range(len(self.blocks) - 1, -1, -1):
+            by_z = self._add_block(number, by_z, totals)
+        return totals.whole(by_z)
+
+    def _add_block(self, number: int, by_z: Tensor, totals: OfInputs) -> Tensor:
+        """The gradient by the state before a block of steps, from that by the state after it."""
+        p, k, at = self.p, self.layout.control.depth, self.blocks[number]
+        states, hidden = self.states[at], [h[number] for h in self.hidden]
+        out = self._outputs(at, hidden[k - 1])
+        by_out = self._by_out(at, out)
+        u, log_c = halves(out, self.d)
+        if not totals.gain.needed:
+            del out, u
+        by_scale = self.eps[at] if log_c is None else self.eps[at] * log_c.exp()
+        by_log_c = None if log_c is None else p.scale[at] * by_scale
+        block = self._walk(at, by_z, by_out, by_log_c, hidden)
+        by_next = block.by_next
+        totals.control.add(at, [states, *hidden[:k]], block.deltas, block.by_out)
+        totals.decay.add(at, by_next, states)
+        totals.shift.add(at, by_next)
+        if totals.gain.needed:
+            totals.gain.add(at, by_next, u)
+        totals.scale.add(at, by_next, by_scale)
+        if totals.drift is not None and p.drift is not None:
+            units = [states, *hidden[k:]]
+            totals.drift.add(at, units, block.drift_deltas, p.dt[at] * by_next)
+            if totals.dt.needed:
+                f = units[-1] @ p.drift.last.t() + p.drift.last_bias
+                totals.dt.add(at, by_next * f)
+        return block.by_z
 
 
 def _through_layers(
@@ -238,10 +257,10 @@ def _through_layers(
 def _plain_walk(
     by_z: Tensor,
     by_states: Tensor,
-    by_out: Tensor,
+    own: Tensor,
     decay: Tensor,
     gain: Tensor,
-    again: Tensor | None,
+    total: Tensor | None,
     noise: Tensor | None,
     hidden: Sequence[Tensor],
     first: Tensor,
@@ -251,16 +270,17 @@ def _plain_walk(
     """The walk of :class:`Vjp` through a few steps, in plain operations."""
     slopes = [UNITS[units].slope(h) for h in hidden]
     by_next, by_outs = [], []
-    for i in range(len(by_out) - 1, -1, -1):
+    for i in range(len(own) - 1, -1, -1):
         by_next.append(by_z)
         parts = [gain[i] * by_z] if noise is None else [gain[i] * by_z, noise[i] * by_z]
-        by_outs.append(by_out[i] + torch.cat(parts, -1))
-        delta = by_outs[-1] if again is None else by_outs[-1] + again[i]
+        part = torch.cat(parts, -1)
+        by_outs.append(own[i] + part)
+        delta = by_outs[-1] if total is None else total[i] + part
         for weight, slope in zip(back[::-1], slopes[::-1], strict=True):
             delta = torch.mm(delta, weight) * slope[i]
         by_z = by_states[i] + decay[i] * by_z + torch.mm(delta, first)
-    total = torch.stack(by_outs[::-1])
-    return by_z, torch.stack(by_next[::-1]), total, *_through_layers(total, slopes, back)
+    by_out = torch.stack(by_outs[::-1])
+    return by_z, torch.stack(by_next[::-1]), by_out, *_through_layers(by_out, slopes, back)
 
 
 _compiled_walk = compiled(_plain_walk)

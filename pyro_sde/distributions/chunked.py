@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from .._compiling import chunks, compiled
-from .fused import FusedDraw, NetworkSteps, Sums, network, split_output
+from .fused import (
+    Contracted,
+    FusedDraw,
+    NetworkSteps,
+    Sums,
+    contracted,
+    network,
+    split_output,
+)
 
 __all__ = ["simulate_in_chunks"]
 
@@ -29,11 +37,11 @@ def simulate_in_chunks(
         z = parts[-1][0][-1]
     states, out, again, scale = (torch.cat(x) for x in zip(*parts, strict=True))
     value = torch.cat([z0.unsqueeze(0), states]).movedim(0, -2)
-    (u, log_c), of_states = (split_output(x, net.contraction) for x in (out, again))
-    sums = None
-    if log_c is None:
-        sums = Sums(*((a * b).sum(-1) for a, b in ((u, u), (u, eps), (again, eps))))
-    return FusedDraw(value, torch.is_grad_enabled(), eps, scale, u, log_c, of_states, sums)
+    if net.contraction:
+        terms: Sums | Contracted = contracted(out, again)
+    else:
+        terms = Sums(*((a * b).sum(-1) for a, b in ((out, out), (out, eps), (again, eps))))
+    return FusedDraw(value, torch.is_grad_enabled(), eps, scale, net, terms)
 
 
 def _steps(

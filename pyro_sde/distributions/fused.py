@@ -18,9 +18,11 @@ from .util import broadcast_shapes
 
 __all__ = [
     "Affine",
+    "Contracted",
     "FusedDraw",
     "NetworkSteps",
     "Sums",
+    "contracted",
     "network",
     "simulate_at_once",
     "split_output",
@@ -131,21 +133,25 @@ class Sums:
 
 
 @dataclass
-class FusedDraw:
-    """How a path was made: see :class:`~pyro_sde.distributions.path.Draw`.
+class Contracted:
+    """What a path is pushed and contracted by, time first."""
 
-    u and log c have time first; ``of_states`` is the two of them again, with a gradient by the
-    states that does not reach the parameters of the control.
-    """
+    u: Tensor
+    log_c: Tensor
+    of_states: tuple[Tensor, Tensor]
+    """The same, with a gradient by the states that does not reach the control's parameters."""
+
+
+@dataclass
+class FusedDraw:
+    """How a path was made: see :class:`~pyro_sde.distributions.path.Draw`."""
 
     value: Tensor
     has_grad: bool
     eps: Tensor
     prior_scale: Tensor
-    u: Tensor
-    log_c: Tensor | None
-    of_states: tuple[Tensor, Tensor | None]
-    sums: Sums | None
+    control: NetworkSteps
+    terms: Sums | Contracted
 
     @property
     def z(self) -> tuple[Tensor, ...]:
@@ -155,13 +161,14 @@ class FusedDraw:
     def scales(self) -> Tensor:
         """The scale of every step, time first."""
         scale = self.prior_scale.detach()
-        if self.log_c is None:
+        if not isinstance(self.terms, Contracted):
             return scale
-        c = self.log_c.detach().exp()
+        c = self.terms.log_c.detach().exp()
         return _with_ones(scale, c.dim()) * c
 
     def control_at(self, i: int) -> Tensor:
-        return self.u[i]
+        out = self.control(i, self.z[i])
+        return out if isinstance(out, Tensor) else out[0]
 
 
 def simulate_at_once(
@@ -186,15 +193,13 @@ def simulate_at_once(
         layout = layout._replace(drift=shape)
     run = run_at_once(eps.reshape(n, -1, d), inputs, layout, compile)
     value = run.states.reshape(n + 1, *batch, d).movedim(0, -2).contiguous()
-    (u, log_c), of_states = (
-        split_output(x.reshape(n, *batch, -1), control.contraction)
-        for x in (run.out, run.out_of_states)
-    )
-    sums = None
-    if log_c is None:
-        found = (run.squares, run.products, run.products_of_states)
-        sums = Sums(*(x.reshape(n, *batch) for x in found))
-    return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], u, log_c, of_states, sums)
+    terms: Sums | Contracted
+    if control.contraction:
+        terms = contracted(run.out.reshape(n, *batch, -1), run.out_of_states.reshape(n, *batch, -1))
+    else:
+        sums = (run.squares, run.products, run.products_of_states)
+        terms = Sums(*(x.reshape(n, *batch) for x in sums))
+    return FusedDraw(value, torch.is_grad_enabled(), eps, affine[2], control, terms)
 
 
 def _by_net(net: NetworkSteps, batch: torch.Size, compile: bool) -> tuple[Net, Shape]:
@@ -206,6 +211,12 @@ def _by_net(net: NetworkSteps, batch: torch.Size, compile: bool) -> tuple[Net, S
         known = tuple(_by_rows(x, batch).expand(-1, rows, -1) for x in net.known)
         found = found._replace(known=known, reads=tuple(net.reads))
     return found, Shape(len(net.weights), net.units, len(found.known))
+
+
+def contracted(out: Tensor, again: Tensor) -> Contracted:
+    """From the outputs, and these once more as functions of the states alone."""
+    (u, log_c), (u_of_states, log_c_of_states) = (x.chunk(2, -1) for x in (out, again))
+    return Contracted(u, log_c, (u_of_states, log_c_of_states))
 
 
 def split_output(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:

@@ -177,11 +177,11 @@ def _compare_control(q: ControlledPath, value: Tensor) -> AnySteps:
     if isinstance(draw, LeanDraw) and draw.terms is not None:
         return LeanSteps(draw.terms)
     if isinstance(draw, FusedDraw):
-        if draw.sums is not None:
-            return PushedSteps(draw.sums, root)
-        u, log_c = draw.of_states
-        of_states = root.detach() * u, log_c
-        return Steps(root * draw.u, draw.log_c, draw.eps, lambda *_: (), of_states)
+        terms = draw.terms
+        if isinstance(terms, Sums):
+            return PushedSteps(terms, root)
+        of_states = root.detach() * terms.of_states[0], terms.of_states[1]
+        return Steps(root * terms.u, terms.log_c, draw.eps, lambda *_: (), of_states)
     if isinstance(draw, Draw) and draw.u is not None:
         us, log_cs, states = draw.u, draw.log_c, draw.z
         u, eps = torch.stack(us), draw.eps

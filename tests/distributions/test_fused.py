@@ -135,7 +135,7 @@ def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, pr
     monkeypatch.setattr(at_once, "BLOCK", block)
     monkeypatch.setattr(at_once, "PATH", path)
     monkeypatch.setattr(at_once, "SMALL", path)
-    for dim in (1, 2):
+    for dim in (1, 2, 5):
         control = control_of(dim, hidden=hidden, contraction=contraction)
         parameters, prior = process(dim)
         check(prior, [*parameters, *control.parameters()], control, contraction, estimator, (3,))
@@ -179,15 +179,30 @@ def test_gradients_by_some_inputs_only(process):
             check(prior, needed, control, None, estimator, (2,))
 
 
-def test_no_gradients_keep_no_units():
-    control = control_of(2, contraction=True)
-    _, prior = ou(2)
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("dim", [2, 7])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_without_gradients(contraction, dim, estimator):
+    """No units are kept then."""
+    control = control_of(dim, contraction=contraction)
+    _, prior = ou(dim)
     with torch.no_grad():
-        draws = []
-        for c in (control, ByStep(control)):
-            torch.manual_seed(0)
-            draws.append(ControlledPath(prior(), c, contraction=True).rsample((4,)))
-    torch.testing.assert_close(*draws, rtol=1e-12, atol=1e-12)
+        found = [
+            loss_of(prior, c, contraction, estimator, (4,))[1:] for c in (control, ByStep(control))
+        ]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_backward_pass_leaves_what_it_needs_for_another():
+    for dim in (1, 2, 7):
+        control = control_of(dim)
+        parameters, prior = ou(dim)
+        _, z, term = loss_of(prior, control, None, "stl", (3,))
+        loss, inputs = z.sum() + term.sum(), [*parameters, *control.parameters()]
+        once, twice = (torch.autograd.grad(loss, inputs, retain_graph=True) for _ in range(2))
+        for a, b in zip(once, twice, strict=True):
+            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("dim", [1, 2])
