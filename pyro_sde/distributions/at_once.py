@@ -45,7 +45,7 @@ SMALL = 2**16
 """Up to so many numbers a step, all steps are summed in one operation."""
 
 REMADE = 8
-"""Outputs made of up to so many units are made again in the backward pass: to keep them costs more."""
+"""Outputs of up to so many units are made again in the backward pass: to keep them costs more."""
 
 
 def run_at_once(eps: Tensor, inputs: Inputs, layout: Layout, compile: bool = False) -> Outputs:
