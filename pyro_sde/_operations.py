@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["BLOCK", "fits_cpu", "gradients_with_graph", "inside_of_func"]
+__all__ = ["BLOCK", "fits_cpu", "gradients_with_graph", "has_hooks", "inside_of_func"]
 
 BLOCK = 2**18
 """How many numbers of a layer are computed at once: many for one operation, and few enough for a
@@ -30,6 +30,11 @@ def inside_of_func(*tensors: Tensor) -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or any(
         torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors
     )
+
+
+def has_hooks(*modules: nn.Module) -> bool:
+    """Whether to call any of them is more than their ``forward``."""
+    return any(m._forward_hooks or m._forward_pre_hooks for m in modules)
 
 
 def gradients_with_graph(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._operations import has_hooks
 from ..distributions.fused import NetworkSteps, network
 
 __all__ = ["MLPControl"]
@@ -155,9 +156,10 @@ class MLPControl(nn.Module):
     def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps | None:
         """The control as a function of the step's number, all that depends on time known now.
 
-        None if a subclass has a ``forward`` of its own: paths then call that at every step.
+        None if a subclass has a ``forward`` of its own, or there are hooks on it: paths then call
+        that at every step.
         """
-        if type(self).forward is not MLPControl.forward:
+        if type(self).forward is not MLPControl.forward or has_hooks(self):
             return None
         n, layers, known = len(t), list[Any](self.biases), list[Tensor]()
         if t.numel() == n:  # one grid for all

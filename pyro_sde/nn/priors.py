@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._operations import has_hooks
 from ..distributions.fused import NetworkSteps
 
 __all__ = ["NeuralDiffusion", "NeuralDrift"]
@@ -68,7 +69,7 @@ class NeuralDrift(nn.Module):
             and kinds <= names.keys()
             and all(type(layer) is nn.Linear for layer in linear)
             and all((u.beta, u.threshold) == (1, 20) for u in units if isinstance(u, nn.Softplus))
-            and not any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+            and not has_hooks(*self.modules())
         )
         if not plain:
             return None
@@ -128,6 +129,6 @@ class NeuralDiffusion(nn.Module):
     def without_state(self, t: Tensor) -> Tensor | None:
         """The diffusion at times ``t``; None if it depends on the state."""
         overridden = type(self).forward is not NeuralDiffusion.forward
-        if self.hidden or overridden or self._forward_hooks or self._forward_pre_hooks:
+        if self.hidden or overridden or has_hooks(self):
             return None
         return self(t, t)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from pyro_sde import AutoSDE, GRUEncoder, MLPControl
+from pyro_sde import AutoSDE, GRUEncoder, MLPControl, girsanov
 from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0, 1.1, 1.5], dtype=torch.float64)
@@ -38,14 +38,34 @@ def test_on_grid_is_the_control(context, contraction):
             torch.testing.assert_close(got, all_[i], rtol=1e-12, atol=1e-12)
 
 
-def test_a_path_asks_for_the_grid_once():
+def test_a_path_asks_for_the_grid_once(monkeypatch):
     control = shaken(1, times=GRID)
     calls = []
-    control.register_forward_hook(lambda *_: calls.append("forward"))
+    monkeypatch.setattr(MLPControl, "forward", lambda *_: calls.append("forward"))
     real = control.on_grid
     control.on_grid = lambda t: calls.append("grid") or real(t)
     ControlledPath(BrownianMotion(1.0, GRID, torch.zeros(1)), control).rsample((3,))
     assert calls == ["grid"]
+
+
+@pytest.mark.parametrize(
+    "hook, factor",
+    [
+        (lambda c: c.register_forward_hook(lambda _, args, out: 3 * out), 3),
+        (lambda c: c.register_forward_pre_hook(lambda _, args: (args[0], 0 * args[1])), None),
+    ],
+)
+def test_hooks_are_called(hook, factor):
+    control = shaken(1, times=GRID)
+    hook(control)
+    q = ControlledPath(BrownianMotion(1.0, GRID, torch.zeros(1)), control)
+    z = q.rsample()
+    control._forward_hooks.clear()
+    control._forward_pre_hooks.clear()
+    t = GRID[:-1].unsqueeze(-1)
+    expected = factor * control(t, z[:-1]) if factor else control(t, torch.zeros(7, 1))
+    found = girsanov(q, q.prior, z).quadratic
+    torch.testing.assert_close(found, 0.5 * (expected.square() * GRID.diff().unsqueeze(-1)).sum())
 
 
 class Bounded(MLPControl):
