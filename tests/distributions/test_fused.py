@@ -194,6 +194,25 @@ def test_without_gradients(contraction, dim, estimator):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("hidden, paths", [((2,), 2), ((4, 9), 3)])
+def test_many_outputs_of_few_units_are_not_kept(hidden, paths):
+    """Of a path's size are states and noise; outputs, if many units make them."""
+    dim, saved = 50, []
+
+    def pack(x):
+        saved.append(x.untyped_storage())
+        return x
+
+    control = control_of(dim, hidden=hidden)
+    prior = OrnsteinUhlenbeck(1.0, 0.0, 1.0, GRID, torch.zeros(dim))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        q = ControlledPath(prior, control)
+        loss = path_divergence(q, prior, q.rsample((3,)), "stl").sum()
+    assert loss.requires_grad
+    sizes = {s.data_ptr(): s.nbytes() // 8 for s in saved}
+    assert sum(n >= 3 * dim * (len(GRID) - 1) for n in sizes.values()) == paths
+
+
 def test_a_backward_pass_leaves_what_it_needs_for_another():
     for dim in (1, 2, 7):
         control = control_of(dim)
