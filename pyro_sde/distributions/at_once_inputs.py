@@ -148,6 +148,10 @@ class Outputs(NamedTuple):
     """Those of u and the noise."""
     products_of_states: Any = None
 
+    def at(self, steps: slice) -> Outputs:
+        """Those of a block of steps: of the states, those before each."""
+        return Outputs(*(None if x is None else x[steps] for x in self))
+
 
 def halves(out: Tensor, d: int) -> tuple[Tensor, Tensor | None]:
     """u and, if it is there, log c."""

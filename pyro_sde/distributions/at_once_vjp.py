@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._compiling import compiled
-from .at_once_inputs import Inputs, Layout, Outputs, add_product_, factors, halves
+from .at_once_inputs import Inputs, Layout, Outputs, add_product_, factors
 from .at_once_sums import OfInputs
 from .units import UNITS
 
@@ -34,6 +34,20 @@ class _ByOut(NamedTuple):
     """Those that the parameters are to have."""
     total: Tensor
     """Those that the states are to have; the same tensor if there are no others."""
+
+
+def _by_out(g: Outputs, out: Tensor, eps: Tensor) -> _ByOut:
+    own = torch.zeros_like(out) if g.out is None else g.out
+    if g.squares is not None:
+        own = (2 * g.squares).unsqueeze(-1) * out
+    if g.products is not None:
+        own = torch.addcmul(own, g.products.unsqueeze(-1), eps)
+    total = own
+    if g.out_of_states is not None:
+        total = own + g.out_of_states
+    if g.products_of_states is not None:
+        total = torch.addcmul(own, g.products_of_states.unsqueeze(-1), eps)
+    return _ByOut(own, total)
 
 
 class _Block(NamedTuple):
@@ -71,18 +85,20 @@ class Vjp:
         self.layout, self.blocks, self.compile = layout, blocks, compile
         self.p, self.d, self.states, self.hidden = p, eps.shape[-1], states, hidden
         self.out, self.last_t = out, last_t
-        self.by_states = torch.zeros_like(states) if grads.states is None else grads.states
+        if grads.states is None:
+            grads = grads._replace(states=torch.zeros_like(states))
         self.eps, self.grads = eps, grads
         self.back = [*p.control.weights[1:], last_t.t()]
         self.drift_back = [] if p.drift is None else [*p.drift.weights[1:], p.drift.last]
 
     def _walk(
-        self, at: slice, by_z: Tensor, by_out: _ByOut, by_log_c: Tensor | None, hidden: list[Tensor]
+        self, at: slice, by_z: Tensor, by_log_c: Tensor | None, hidden: list[Tensor]
     ) -> _Block:
         """Through a block of steps, from the gradient by the state after it."""
         outputs, (control, drift) = len(self.p.control.last), self.layout
         if self.compile and outputs > 1:
-            return self._compiled(at, by_z, by_out, by_log_c, hidden)
+            return self._compiled(at, by_z, by_log_c, hidden)
+        by_out = _by_out(self.grads.at(at), self._outputs(at, hidden), self.eps[at])
         slopes = [UNITS[control.units].slope(h) for h in hidden[: control.depth]]
         slope = UNITS[drift.units if drift else control.units].slope
         drift_slopes = [slope(h) for h in hidden[control.depth :]]
@@ -104,7 +120,7 @@ class Vjp:
         deltas = _through_layers(one, slopes, self.back)
         slope = deltas[0] @ p.control.weights[0]
         factor = torch.addcmul(p.decay[at], gain, slope)
-        rest = torch.addcmul(self.by_states[at], by.total, slope)
+        rest = torch.addcmul(self.grads.states[at], by.total, slope)
         drift_deltas = _through_layers(one, drift_slopes, self.drift_back)
         if p.drift is not None:
             factor = torch.addcmul(factor, p.dt[at], drift_deltas[0] @ p.drift.weights[0])
@@ -140,7 +156,7 @@ class Vjp:
         if p.drift is not None:
             dt, drift_first = factors(p.dt[at])[::-1], _with_columns(p.drift.weights[0])
             drift_back = _layers_back(self.drift_back, drift_slopes)
-        steps = _backwards(self.by_states[at], by.total)
+        steps = _backwards(self.grads.states[at], by.total)
         for i, (before, (by_state, by_o)) in enumerate(zip(befores, steps, strict=True)):
             if noise is None:
                 delta = add_product_(by_o, gain[i], after)
@@ -170,15 +186,15 @@ class Vjp:
         return _Block(found[0], by_next, by_out, deltas, drift_slopes)
 
     def _compiled(
-        self, at: slice, by_z: Tensor, by: _ByOut, by_log_c: Tensor | None, hidden: list[Tensor]
+        self, at: slice, by_z: Tensor, by_log_c: Tensor | None, hidden: list[Tensor]
     ) -> _Block:
         by_z, by_next, by_out, *deltas = _compiled_walk(
             by_z,
-            self.by_states[at],
-            by.own,
+            self.grads.at(at),
+            self._outputs(at, hidden),
+            self.eps[at],
             self.p.decay[at],
             self.p.gain[at],
-            None if by.total is by.own else by.total,
             by_log_c,
             hidden,
             self.p.control.weights[0],
@@ -187,31 +203,18 @@ class Vjp:
         )
         return _Block(by_z, by_next, by_out, deltas, [])
 
-    def _outputs(self, at: slice, units: Tensor) -> Tensor:
+    def _outputs(self, at: slice, hidden: list[Tensor]) -> Tensor:
         """In a block of steps, from the units of the last layer if they were not kept."""
         if self.out is not None:
             return self.out[at]
+        units = hidden[self.layout.control.depth - 1]
         out = torch.addmm(self.p.control.last_bias, units.flatten(0, 1), self.last_t)
         return out.unflatten(0, units.shape[:2])
-
-    def _by_out(self, at: slice, out: Tensor) -> _ByOut:
-        g, eps = self.grads, self.eps[at]
-        own = torch.zeros_like(out) if g.out is None else g.out[at]
-        if g.squares is not None:
-            own = (2 * g.squares[at]).unsqueeze(-1) * out
-        if g.products is not None:
-            own = torch.addcmul(own, g.products[at].unsqueeze(-1), eps)
-        total = own
-        if g.out_of_states is not None:
-            total = own + g.out_of_states[at]
-        if g.products_of_states is not None:
-            total = torch.addcmul(own, g.products_of_states[at].unsqueeze(-1), eps)
-        return _ByOut(own, total)
 
     def by_inputs(self, needed: Inputs) -> Inputs:
         """The gradients, None where they are not needed."""
         totals = OfInputs(self.p, needed)
-        by_z = self.by_states[-1].contiguous()
+        by_z = self.grads.states[-1].contiguous()
         for number in range(len(self.blocks) - 1, -1, -1):
             by_z = self._add_block(number, by_z, totals)
         return totals.whole(by_z)
@@ -220,20 +223,17 @@ class Vjp:
         """The gradient by the state before a block of steps, from that by the state after it."""
         p, k, at = self.p, self.layout.control.depth, self.blocks[number]
         states, hidden = self.states[at], [h[number] for h in self.hidden]
-        out = self._outputs(at, hidden[k - 1])
-        by_out = self._by_out(at, out)
-        u, log_c = halves(out, self.d)
-        if not totals.gain.needed:
-            del out, u
-        by_scale = self.eps[at] if log_c is None else self.eps[at] * log_c.exp()
-        by_log_c = None if log_c is None else p.scale[at] * by_scale
-        block = self._walk(at, by_z, by_out, by_log_c, hidden)
+        by_scale, by_log_c = self.eps[at], None
+        if self.out is not None and self.out.shape[-1] > self.d:
+            by_scale = by_scale * self.out[at][..., self.d :].exp()
+            by_log_c = p.scale[at] * by_scale
+        block = self._walk(at, by_z, by_log_c, hidden)
         by_next = block.by_next
         totals.control.add(at, [states, *hidden[:k]], block.deltas, block.by_out)
         totals.decay.add(at, by_next, states)
         totals.shift.add(at, by_next)
         if totals.gain.needed:
-            totals.gain.add(at, by_next, u)
+            totals.gain.add(at, by_next, self._outputs(at, hidden)[..., : self.d])
         totals.scale.add(at, by_next, by_scale)
         if totals.drift is not None and p.drift is not None:
             units = [states, *hidden[k:]]
@@ -256,11 +256,11 @@ def _through_layers(
 
 def _plain_walk(
     by_z: Tensor,
-    by_states: Tensor,
-    own: Tensor,
+    grads: Outputs,
+    out: Tensor,
+    eps: Tensor,
     decay: Tensor,
     gain: Tensor,
-    total: Tensor | None,
     noise: Tensor | None,
     hidden: Sequence[Tensor],
     first: Tensor,
@@ -269,16 +269,17 @@ def _plain_walk(
 ) -> tuple[Tensor, ...]:
     """The walk of :class:`Vjp` through a few steps, in plain operations."""
     slopes = [UNITS[units].slope(h) for h in hidden]
+    own, total = _by_out(grads, out, eps)
     by_next, by_outs = [], []
     for i in range(len(own) - 1, -1, -1):
         by_next.append(by_z)
         parts = [gain[i] * by_z] if noise is None else [gain[i] * by_z, noise[i] * by_z]
         part = torch.cat(parts, -1)
         by_outs.append(own[i] + part)
-        delta = by_outs[-1] if total is None else total[i] + part
+        delta = by_outs[-1] if total is own else total[i] + part
         for weight, slope in zip(back[::-1], slopes[::-1], strict=True):
             delta = torch.mm(delta, weight) * slope[i]
-        by_z = by_states[i] + decay[i] * by_z + torch.mm(delta, first)
+        by_z = grads.states[i] + decay[i] * by_z + torch.mm(delta, first)
     by_out = torch.stack(by_outs[::-1])
     return by_z, torch.stack(by_next[::-1]), by_out, *_through_layers(by_out, slopes, back)
 
