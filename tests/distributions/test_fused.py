@@ -194,6 +194,21 @@ def test_without_gradients(contraction, dim, estimator):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("dim", [1, 2, 7])
+def test_a_loss_of_the_divergence_alone(contraction, estimator, dim):
+    """Then nothing but the control reads the states."""
+    control = control_of(dim, contraction=contraction)
+    _, prior = ou(dim)
+    found = []
+    for c in (control, ByStep(control)):
+        term = loss_of(prior, c, contraction, estimator, (3,))[2]
+        found.append(torch.autograd.grad(term.sum(), list(control.parameters())))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("hidden, paths", [((2,), 2), ((4, 9), 3)])
 def test_many_outputs_of_few_units_are_not_kept(hidden, paths):
     """Of a path's size are states and noise; outputs, if many units make them."""
