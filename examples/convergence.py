@@ -22,6 +22,7 @@ from pyro_sde.solvers.torchsde import sample
 
 A, B, FINE = 0.5, 0.8, 13
 THEIRS = ("euler", "milstein", "srk", "midpoint")
+STYLES = ("-", "--", ":", "-", (0, (3, 6)))  # some lines lie on one another
 
 
 def rms(x: Tensor) -> float:
@@ -110,9 +111,9 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         print(f"tolerance {tol:g}: {n:.0f} evaluations, error {e:.2g} = {e / tol:.2f} x tolerance")
     fig, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     for ax, (title, lines) in zip(axes, panels.items(), strict=True):
-        for method, e in lines.items():
+        for (method, e), style in zip(lines.items(), STYLES, strict=True):
             label = f"{method} ({orders[title][method]:.1f})"
-            ax.plot(steps, e, "o-", ms=3, lw=1.2, label=label)
+            ax.plot(steps, e, marker="o", ls=style, ms=3, lw=1.8, label=label)
         ax.set(xlabel="steps", title=title, xscale="log", yscale="log")
         ax.spines[["top", "right"]].set_visible(False)
     axes[2].plot(counts, errors, "s--", ms=4, color=INK, label="tolerance(), evaluations")
