@@ -158,6 +158,11 @@ class FusedDraw:
         """The states, but for the last."""
         return self.value.unbind(-2)[:-1]
 
+    @property
+    def u(self) -> Tensor:
+        """The control along the path, time first: evaluated anew, as it was not kept."""
+        return torch.stack([self.control_at(i) for i in range(len(self.eps))])
+
     def scales(self) -> Tensor:
         """The scale of every step, time first."""
         scale = self.prior_scale.detach()
