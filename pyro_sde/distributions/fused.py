@@ -172,7 +172,7 @@ class FusedDraw:
         return _with_ones(scale, c.dim()) * c
 
     def control_at(self, i: int) -> Tensor:
-        out = self.control(i, self.z[i])
+        out = self.control(i, self.value.select(-2, i))
         return out if isinstance(out, Tensor) else out[0]
 
 
