@@ -135,6 +135,17 @@ def table(runs: dict[str, list[dict]], base: dict[str, dict], judged: str) -> st
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def difference(runs: dict[str, list[dict]]) -> str:
+    """How much larger the error of the first kind is, seed by seed."""
+    (a, first), (b, second) = runs.items()
+    gaps = [
+        statistics.mean(x["test"]["future"]) - statistics.mean(y["test"]["future"])
+        for x, y in zip(first, second, strict=True)
+    ]
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return f"{a} less {b}: {statistics.mean(gaps):+.2f}, standard error {error:.2f}"
+
+
 def figure(x: Tensor, args: argparse.Namespace) -> None:
     """Three joints of one test sequence, and what the first seed of each kind foresaw."""
     fig, axes = plt.subplots(
@@ -169,6 +180,8 @@ def main(args: argparse.Namespace) -> dict[str, list[dict]]:
         return cross_validate(data, args, store)
     runs = {k: [run(k, s, None, data, args, store) for s in args.seeds] for k in args.kind}
     print(table(runs, baselines(data["train"], data["test"]), "test"))
+    if len(runs) == 2 and len(args.seeds) > 1:
+        print(difference(runs))
     figure(data["test"], args)
     return runs
 

@@ -58,6 +58,18 @@ def test_cross_validation_leaves_the_test_alone(command, monkeypatch, capsys):
     assert "cross-validated MSE" in capsys.readouterr().out
 
 
+def test_the_difference_is_that_of_the_seeds():
+    runs = {
+        kind: [{"test": {"future": errors}} for errors in found]
+        for kind, found in {
+            "sde": ([1.0, 3.0], [5.0, 5.0]),
+            "ode": ([1.0, 1.0], [1.0, 3.0]),
+        }.items()
+    }
+    # 1 and 3: their mean 2, their deviation 2 / sqrt 2, over sqrt 2.
+    assert mocap.difference(runs) == "sde less ode: +2.00, standard error 1.00"
+
+
 def test_baselines():
     x = sequences(4)
     found = mocap.baselines(x, x)
