@@ -107,9 +107,9 @@ Sums = tuple[Tensor, Tensor]
 """Over the state: of the squares of u, and of its products with the noise."""
 
 
-def _sums(out: Tensor, eps: Tensor) -> Sums | None:
+def _sums(p: Inputs, out: Tensor, eps: Tensor) -> Sums | None:
     """None with contraction."""
-    return None if out.shape[-1] > eps.shape[-1] else (_sum(out, out), _sum(out, eps))
+    return None if p.contracts else (_sum(out, out), _sum(out, eps))
 
 
 def _sum(x: Tensor, y: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
     states = eps.new_empty(n + 1, m, d)
     states[0] = p.z0
     z = states.unbind(0)
-    is_kept = outputs > d or last_units > REMADE or outputs <= last_units
+    is_kept = p.contracts or last_units > REMADE or outputs <= last_units
     kept = eps.new_empty(n, m, outputs) if is_kept else None
     squares, products = eps.new_empty(n, m), eps.new_empty(n, m)
     decay, gain = factors(p.decay), factors(p.gain)
@@ -199,7 +199,7 @@ def _in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool
                 add_product_(z[i + 1], dt[i], torch.addmm(drift_bias, h, drift_last_t))
         if kept is None:
             squares[at], products[at] = _sum(out, out), _sum(out, eps[at])
-    sums = (squares, products) if kept is None else _sums(kept, eps)
+    sums = (squares, products) if kept is None else _sums(p, kept, eps)
     return _Steps(blocks, states, kept, hidden, sums)
 
 
@@ -215,7 +215,7 @@ def _in_chunks(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> _Steps
         outs.append(out)
         hidden.append(hs)
     layers, out = [list(h) for h in zip(*hidden, strict=True)], torch.cat(outs)
-    return _Steps(blocks, torch.cat(states), out, layers, _sums(out, eps))
+    return _Steps(blocks, torch.cat(states), out, layers, _sums(p, out, eps))
 
 
 def _steps(z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout) -> tuple[Tensor, ...]:
@@ -258,7 +258,7 @@ def _plainly(eps: Tensor, flat: Sequence[Tensor], layout: Layout) -> Outputs:
     states = torch.cat([p.z0.unsqueeze(0), after])
     fixed = Inputs.of([x.detach() for x in flat], layout).control
     again = _network(fixed, layout.control, states[:-1])
-    if out.shape[-1] > eps.shape[-1]:
+    if p.contracts:
         return Outputs(states, out, again)
     sums = ((a * b).sum(-1) for a, b in ((out, out), (out, eps), (again, eps)))
     return Outputs(states, None, None, *sums)

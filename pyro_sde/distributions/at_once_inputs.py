@@ -117,6 +117,11 @@ class Inputs(NamedTuple):
             return linear
         return linear._replace(dt=flat[end], drift=Net.of(flat[end + 1 :], layout.drift))
 
+    @property
+    def contracts(self) -> bool:
+        """Whether the control has log c beside u."""
+        return len(self.control.last) > self.z0.shape[-1]
+
     def at(self, steps: slice) -> Inputs:
         """What a block of steps uses."""
         names = ("decay", "shift", "gain", "scale")

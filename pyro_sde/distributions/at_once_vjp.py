@@ -16,6 +16,7 @@ from .units import UNITS
 __all__ = ["Vjp"]
 
 FEW = 16
+"""Up to so many columns of a weight are laid side by side in memory."""
 
 
 def _plus_product(start: Tensor, factor: Any, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -224,8 +225,8 @@ class Vjp:
         p, k, at = self.p, self.layout.control.depth, self.blocks[number]
         states, hidden = self.states[at], [h[number] for h in self.hidden]
         by_scale, by_log_c = self.eps[at], None
-        if self.out is not None and self.out.shape[-1] > self.d:
-            by_scale = by_scale * self.out[at][..., self.d :].exp()
+        if p.contracts:
+            by_scale = by_scale * self._outputs(at, hidden)[..., self.d :].exp()
             by_log_c = p.scale[at] * by_scale
         block = self._walk(at, by_z, by_log_c, hidden)
         by_next = block.by_next
