@@ -22,20 +22,7 @@ GIVEN = 3  # frames that are seen
 DT = 0.1  # time between two frames
 FLOOR = 0.3  # degrees of noise: joints that hardly move would outweigh the others
 CLIP = 1e3  # norm of the gradient, for each window
-
-
-class Paced(nn.Module):
-    """A drift in the first dimensions, at a pace that is the last: its logarithm in units of
-    ``spread``, which changes by noise and by the control alone."""
-
-    def __init__(self, drift: NeuralDrift, spread: float) -> None:
-        super().__init__()
-        self.drift, self.spread = drift, spread
-
-    def forward(self, t: Tensor, z: Tensor) -> Tensor:
-        pace = z[..., -1:]
-        moves = self.drift(t, z[..., :-1]) * torch.exp(self.spread * pace)
-        return torch.cat([moves, torch.zeros_like(pace)], -1)
+PERIODS, HARMONICS = torch.arange(110.0, 185.0, 0.5), 4  # of a walk, in frames
 
 
 class Gait(PyroModule):
@@ -43,12 +30,11 @@ class Gait(PyroModule):
 
     def __init__(self, kind: str, unit: Tensor, args: argparse.Namespace) -> None:
         super().__init__()
-        self.kind, self.dim, self.shape = kind, args.dim + bool(args.cadence), args.dim
-        drift = NeuralDrift(args.dim, (args.hidden,))
+        self.kind, self.dim = kind, args.dim
+        self.drift = NeuralDrift(args.dim, (args.hidden,))
         with torch.no_grad():  # slow at first: 30 units of time are long for a random field
-            for parameter in drift.net[-1].parameters():
+            for parameter in self.drift.net[-1].parameters():
                 parameter.mul_(0.1)
-        self.drift = Paced(drift, args.cadence) if args.cadence else drift
         if kind == "sde":
             width = args.hidden if args.stateful else 0
             scale, floor = args.diffusion, args.floor
@@ -61,7 +47,7 @@ class Gait(PyroModule):
 
     def decode(self, z: Tensor) -> Tensor:
         """What is measured of a walker whose state is ``z``, but for the noise."""
-        return self.decoder(z[..., : self.shape]) * self.unit
+        return self.decoder(z) * self.unit
 
     def noise(self) -> Tensor:
         return self.log_noise.exp().clamp(min=FLOOR)
@@ -151,9 +137,36 @@ def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
     return torch.lerp(x[rows, left], x[rows, left + 1], weight)
 
 
-def windows(x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace) -> tuple[Tensor, ...]:
+def period(x: Tensor) -> float:
+    """Of a sequence (frames, joints): the one whose harmonics leave the least of it."""
+    t = torch.arange(len(x)).unsqueeze(-1)
+
+    def rest(p: Tensor) -> Tensor:
+        angle = 2 * math.pi * torch.arange(1, HARMONICS + 1) * t / p
+        waves = torch.cat([torch.ones_like(t), angle.sin(), angle.cos()], -1).to(x)
+        return (x - waves @ torch.linalg.lstsq(waves, x).solution).square().mean()
+
+    return float(PERIODS[torch.stack([rest(p) for p in PERIODS]).argmin()])
+
+
+def relative_periods(x: Tensor, args: argparse.Namespace) -> Tensor:
+    """The period of each sequence in units of their mean, or 1 where all keep their own pace."""
+    if not args.common:
+        return torch.ones(len(x))
+    periods = torch.tensor([period(one) for one in x.double()], dtype=x.dtype)
+    return periods / periods.mean()
+
+
+def windows(
+    x: Tensor, periods: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace
+) -> tuple[Tensor, ...]:
     """Random windows: begun anywhere, played a little faster or slower, until the sequence ends.
 
+    The frames that are seen are as they were measured. What is to be predicted runs by the clock
+    of the walker: three frames do not tell the pace, and a network that is asked for it learns by
+    heart which posture had which.
+
+    :param periods: Of the sequences, in units of their mean.
     :param unit: The spread of each joint, of which the noise is a share.
     :returns: Their first frames with noise, the times of the states, frames and mask there.
     """
@@ -164,7 +177,7 @@ def windows(x: Tensor, unit: Tensor, times: Tensor, args: argparse.Namespace) ->
     seen = at(x, rows, start + speed * torch.arange(GIVEN))
     seen = seen + args.jitter * unit * torch.randn_like(seen)
     seen = seen + args.offset * unit * torch.randn(args.batch, 1, x.shape[-1])
-    position = start + speed * times / DT
+    position = start + speed * periods[rows].unsqueeze(-1) * times / DT
     seen = hide(seen, args.hide)
     return seen, times, at(x, rows, position), position <= last
 
@@ -208,7 +221,7 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Ga
     torch.manual_seed(seed)
     pyro.clear_param_store()
     model, guide = build(kind, x, args)
-    times = times_of(args, x.shape[1])
+    times, periods = times_of(args, x.shape[1]), relative_periods(x, args)
     elbo = TraceSDE_ELBO(path_estimator="kl")
     if args.copies > 1:
         elbo = RenyiSDE_ELBO(args.copies, args.power)
@@ -219,7 +232,8 @@ def train(kind: str, x: Tensor, seed: int, args: argparse.Namespace) -> tuple[Ga
     with trange(args.iterations, desc=f"{kind} {seed}", unit="step", mininterval=5) as bar:
         for i in bar:
             with anneal_kl(args.kl * kl_weight(i, args.anneal)):
-                loss = elbo.differentiable_loss(model, guide, *windows(x, model.unit, times, args))
+                batch = windows(x, periods, model.unit, times, args)
+                loss = elbo.differentiable_loss(model, guide, *batch)
             optim.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, CLIP * args.batch)

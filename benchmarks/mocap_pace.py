@@ -11,29 +11,15 @@ Run: python benchmarks/mocap_pace.py --data mocap35.mat
 
 import argparse
 import itertools
-import math
 from pathlib import Path
 
 import torch
-from gait import GIVEN
+from gait import GIVEN, period
 from mocap import load
 from torch import Tensor
 
-PERIODS = torch.arange(110.0, 185.0, 0.5)
-HARMONICS, EVERY, LAST = 4, 5, 150  # windows begin at every fifth frame up to the last
+EVERY, LAST = 5, 150  # windows begin at every fifth frame up to the last
 LENGTHS, NOISES = (3.0, 6.0, 12.0, 25.0), (0.1, 1.0, 10.0)
-
-
-def period(x: Tensor) -> float:
-    """Of a sequence (frames, joints): the one whose harmonics leave the least of it."""
-    t = torch.arange(len(x)).unsqueeze(-1)
-
-    def rest(p: Tensor) -> Tensor:
-        angle = 2 * math.pi * torch.arange(1, HARMONICS + 1) * t / p
-        waves = torch.cat([torch.ones_like(t), angle.sin(), angle.cos()], -1).to(x)
-        return (x - waves @ torch.linalg.lstsq(waves, x).solution).square().mean()
-
-    return float(PERIODS[torch.stack([rest(p) for p in PERIODS]).argmin()])
 
 
 def features(x: Tensor) -> Tensor:

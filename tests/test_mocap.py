@@ -109,7 +109,7 @@ def test_a_share_of_the_joints_is_hidden():
     args = mocap.parse(["--data", "unused", *SMALL])
     x = sequences(4)
     model, guide = gait.build("ode", x, args)
-    seen, *_ = gait.windows(x, model.unit, gait.times_of(args, FRAMES), args)
+    seen, *_ = gait.windows(x, torch.ones(4), model.unit, gait.times_of(args, FRAMES), args)
     assert 0.2 < seen.isnan().float().mean() < 0.8
     read = []
     guide.encoder.register_forward_pre_hook(lambda _, inputs: read.append(inputs[2]))
@@ -117,19 +117,35 @@ def test_a_share_of_the_joints_is_hidden():
     assert 0.2 < read[0].float().mean() < 0.8
 
 
-def test_windows_show_what_they_say():
-    """On a ramp the value is the position: start, then the speed of the window."""
+@pytest.mark.parametrize("warp", ["0", "0.1"])
+def test_windows_show_what_they_say(warp):
+    """On a ramp the value is the position: start, the speed of the window, then its period."""
     x = torch.arange(100.0).expand(2, -1).unsqueeze(-1).repeat(1, 1, 45)
+    x[..., 1] = torch.tensor([[0.8], [1.2]])  # which of the two it is
     options = ["--jitter", "0", "--offset", "0", "--hide", "0", "--shift", "30", "--batch", "64"]
-    args = mocap.parse(["--data", "unused", *options])
+    args = mocap.parse(["--data", "unused", *options, "--warp", warp])
     times = gait.times_of(args, 100)
     assert float(times[-1]) >= 9.9 - 1e-4 > float(times[-2])
-    seen, _, values, mask = gait.windows(x, torch.ones(45), times, args)
+    periods = torch.tensor([0.8, 1.2])
+    seen, _, values, mask = gait.windows(x, periods, torch.ones(45), times, args)
     speed = seen[:, 1:, 0] - seen[:, :-1, 0]
     torch.testing.assert_close(speed[:, 0], speed[:, 1], rtol=0, atol=1e-4)
-    expected = seen[:, :1, 0] + speed[:, :1] * times / gait.DT
+    assert speed.std() < 1e-4 if warp == "0" else speed.std() > 0.05
+    expected = seen[:, :1, 0] + speed[:, :1] * seen[:, :1, 1] * times / gait.DT
     torch.testing.assert_close(values[..., 0][mask], expected[mask], rtol=0, atol=1e-2)
     torch.testing.assert_close(mask, expected <= 99)
+
+
+def test_walkers_go_on_at_a_common_pace():
+    """Waves of other periods are one wave by the clock of each, but not with ``--common 0``."""
+    true = torch.tensor([120.0, 140.0, 160.0])
+    x = (2 * math.pi * torch.arange(300.0) / true.unsqueeze(-1)).sin().unsqueeze(-1)
+    common, own = (mocap.parse(["--data", "unused", "--common", c]) for c in "10")
+    periods = gait.relative_periods(x, common)
+    torch.testing.assert_close(periods, true / 140)
+    torch.testing.assert_close(gait.relative_periods(x, own), torch.ones(3))
+    played = gait.at(x, torch.arange(3), periods.unsqueeze(-1) * torch.arange(250))
+    torch.testing.assert_close(played[::2], played[1].expand(2, -1, -1), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["sde", "ode"])
@@ -141,7 +157,7 @@ def test_the_bound_of_copies(kind):
     with torch.no_grad():  # away from the prior, or the KL is zero whatever its sign
         for p in guide.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    data = gait.windows(x, model.unit, gait.times_of(args, FRAMES), args)
+    data = gait.windows(x, torch.ones(4), model.unit, gait.times_of(args, FRAMES), args)
     one = []
     for elbo in (gait.RenyiSDE_ELBO(1, 1.0), TraceSDE_ELBO(path_estimator="full")):
         torch.manual_seed(0)

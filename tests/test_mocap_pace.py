@@ -2,6 +2,7 @@
 
 import math
 
+import gait
 import mocap_pace
 import pytest
 import torch
@@ -19,7 +20,7 @@ def walkers(count, tells):
 
 def test_periods():
     x, true = walkers(5, True)
-    found = torch.tensor([mocap_pace.period(one) for one in x])
+    found = torch.tensor([gait.period(one) for one in x])
     torch.testing.assert_close(found.to(true), true, rtol=0, atol=0.3)
 
 
