@@ -137,14 +137,18 @@ def at(x: Tensor, rows: Tensor, position: Tensor) -> Tensor:
     return torch.lerp(x[rows, left], x[rows, left + 1], weight)
 
 
+def waves(cycles: Tensor, harmonics: int) -> Tensor:
+    """A constant, sines and cosines of the first harmonics, (n, 1 + 2 harmonics)."""
+    angle = 2 * math.pi * torch.arange(1, harmonics + 1) * cycles.unsqueeze(-1)
+    return torch.cat([torch.ones_like(angle[:, :1]), angle.sin(), angle.cos()], -1)
+
+
 def period(x: Tensor) -> float:
     """Of a sequence (frames, joints): the one whose harmonics leave the least of it."""
-    t = torch.arange(len(x)).unsqueeze(-1)
 
     def rest(p: Tensor) -> Tensor:
-        angle = 2 * math.pi * torch.arange(1, HARMONICS + 1) * t / p
-        waves = torch.cat([torch.ones_like(t), angle.sin(), angle.cos()], -1).to(x)
-        return (x - waves @ torch.linalg.lstsq(waves, x).solution).square().mean()
+        basis = waves(torch.arange(len(x)) / p, HARMONICS).to(x)
+        return (x - basis @ torch.linalg.lstsq(basis, x).solution).square().mean()
 
     return float(PERIODS[torch.stack([rest(p) for p in PERIODS]).argmin()])
 
