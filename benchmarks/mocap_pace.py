@@ -4,9 +4,8 @@ Of each training sequence (and, in a second table, the validation sequences too)
 fitted, with four harmonics. Then a Gaussian process learns the logarithm of the period from
 posture and velocity in windows of three frames, and predicts it for the walker that was left out.
 R² is the share of the variance that it explains: 0 is no better than the mean of the others. Last,
-how well one shape would do, the same for all walkers, fitted to three folds of the training
-sequences: what any model can reach that does not know the pace. The test sequences are not looked
-at.
+how well one shape does, the same for all walkers, fitted to three folds of the training sequences
+and judged by the fourth: by how much a network gains on that. The test sequences are not looked at.
 
 Run: python benchmarks/mocap_pace.py --data mocap35.mat
 """
