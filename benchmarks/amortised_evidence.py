@@ -8,6 +8,7 @@ Run: python benchmarks/amortised_evidence.py
 """
 
 import argparse
+import math
 
 import pyro
 import pyro.distributions as dist
@@ -120,14 +121,18 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     }
     grids = {name: grid_of(batch.times, args.dt) for name, batch in batches.items()}
     guide = fit(*(d["trained on"] for d in (batches, grids)), args.contraction, args.iterations)
-    result = {}
+    result, errors = {}, []
     print(f"{grids['held out'].shape[-1] - 1} steps, contraction {args.contraction}")
     for name, batch in batches.items():
-        gap = exact(batch)[0].sum() - bounds(guide, batch, grids[name], args.samples).sum()
-        result[name] = (gap / batch.mask.sum()).item()
+        gap = exact(batch)[0] - bounds(guide, batch, grids[name], args.samples)
+        count = batch.mask.sum((1, 2))
+        result[name] = (gap.sum() / count.sum()).item()
+        errors.append(((gap - result[name] * count).norm() / count.sum()).item())  # of a ratio
         r = correlation(guide, batch, grids[name], args.samples)
         print(f"{name}: {result[name]:.3f} nat an observation below the evidence, ", end="")
         print(f"correlation of the posterior means {r:.4f}")
+    worse = result["held out"] - result["trained on"]
+    print(f"held out less trained on: {worse:+.4f}, standard error {math.hypot(*errors):.4f}")
     return result
 
 
