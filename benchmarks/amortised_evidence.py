@@ -112,6 +112,12 @@ def correlation(guide: AutoSDE, batch: Series, grid: Tensor, samples: int) -> fl
     return torch.corrcoef(torch.stack([found, exact(batch)[1]]))[0, 1].item()
 
 
+def per_observation(gap: Tensor, count: Tensor) -> tuple[float, float]:
+    """Of series with so many observations: the mean of one of these, and its standard error."""
+    mean = gap.sum() / count.sum()
+    return mean.item(), ((gap - mean * count).norm() / count.sum()).item()
+
+
 def main(args: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
     pyro.set_rng_seed(args.seed)
@@ -125,9 +131,8 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     print(f"{grids['held out'].shape[-1] - 1} steps, contraction {args.contraction}")
     for name, batch in batches.items():
         gap = exact(batch)[0] - bounds(guide, batch, grids[name], args.samples)
-        count = batch.mask.sum((1, 2))
-        result[name] = (gap.sum() / count.sum()).item()
-        errors.append(((gap - result[name] * count).norm() / count.sum()).item())  # of a ratio
+        result[name], error = per_observation(gap, batch.mask.sum((1, 2)))
+        errors.append(error)
         r = correlation(guide, batch, grids[name], args.samples)
         print(f"{name}: {result[name]:.3f} nat an observation below the evidence, ", end="")
         print(f"correlation of the posterior means {r:.4f}")
