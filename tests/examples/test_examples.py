@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from .fake_images import write_cifar10, write_mnist
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SMALL = ["--iterations", "3", "--particles", "2"]
 EXAMPLES = {
     "latent_sde.py": [
