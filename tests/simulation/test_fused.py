@@ -4,114 +4,25 @@ import itertools
 
 import pytest
 import torch
-from pyro.distributions import Normal
-from torch import nn
 
-from pyro_sde import MLPControl
-from pyro_sde.distributions import (
-    BrownianMotion,
-    ControlledPath,
-    OrnsteinUhlenbeck,
-    SDEPath,
-    at_once,
-)
-from pyro_sde.distributions.fused import FusedDraw
-from pyro_sde.distributions.path import Draw
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, at_once
 from pyro_sde.infer.girsanov import path_divergence
-from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 
-GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
-ESTIMATORS = ("kl", "full", "stl")
-
-
-class ByStep:
-    """The same control, of which a path does not know what it is made of."""
-
-    def __init__(self, control):
-        self.control = control
-
-    def __call__(self, *args):
-        return self.control(*args)
-
-    def on_grid(self, t):
-        steps = self.control.on_grid(t)
-        return lambda i, z: steps(i, z)
-
-
-class WithContext:
-    def __init__(self, control, context):
-        self.control, self.context = control, context
-
-    def __call__(self, t, z):
-        return self.control(t, z, self.context)
-
-    def on_grid(self, t):
-        return self.control.on_grid(t, self.context)
-
-
-def leaf(*shape):
-    return (0.5 + torch.rand(shape)).requires_grad_()
-
-
-def control_of(dim, **options):
-    control = MLPControl(dim, options.pop("hidden", (5, 6)), times=GRID, **options)
-    with torch.no_grad():
-        for p in control.parameters():
-            p.add_(0.4 * torch.randn_like(p))
-    return control
-
-
-def ou(dim, batch=(), times=GRID):
-    rate, loc, scale, start = leaf(*batch, 1), leaf(dim), leaf(*batch, dim), leaf(dim)
-    return [rate, loc, scale, start], lambda: OrnsteinUhlenbeck(rate, loc, scale, times, start)
-
-
-def ou_random_start(dim, batch=(), times=GRID):
-    rate, loc, scale = leaf(), leaf(), leaf(dim)
-    return [rate, loc, scale], lambda: OrnsteinUhlenbeck(rate, loc, scale, times).expand(batch)
-
-
-def brownian(dim, batch=(), times=GRID):
-    scale, drift, mean = leaf(), leaf(*batch, dim), leaf(dim)
-    return [scale, drift, mean], lambda: BrownianMotion(
-        scale, times, Normal(mean, 0.3).to_event(1), drift
-    )
-
-
-def neural(dim, batch=(), times=GRID, hidden=(4, 3), time=True, units=nn.Softplus):
-    """A drift that is learned, with noise that is learned, the same in all states."""
-    drift = NeuralDrift(dim, hidden, time=time, activation=units)
-    diffusion, start = NeuralDiffusion(dim, 0), leaf(*batch, dim)
-    inputs = [*drift.parameters(), *diffusion.parameters(), start]
-    return inputs, lambda: SDEPath(drift, diffusion, start, times)
-
-
-def neural_and_constant(dim, batch=(), times=GRID):
-    drift, scale, start = NeuralDrift(dim, (4,), activation=nn.Tanh), leaf(*batch, dim), leaf(dim)
-    return [*drift.parameters(), scale, start], lambda: SDEPath(drift, scale, start, times)
-
-
-def loss_of(prior, control, contraction, estimator, shape):
-    p = prior()
-    q = ControlledPath(p, control, contraction=contraction)
-    torch.manual_seed(3)
-    z = q.rsample(shape)
-    term = path_divergence(q, p, z, estimator)
-    weights = torch.linspace(1, 2, z[0].numel() if z.dim() > 2 else z.numel())
-    return q, (z.sin() * weights.reshape(z.shape[-2:] if z.dim() < 3 else z.shape[1:])), term
-
-
-def check(prior, inputs, control, contraction, estimator, shape=()):
-    found = []
-    for c, kind in ((control, FusedDraw), (ByStep(control), Draw)):
-        q, z, term = loss_of(prior, c, contraction, estimator, shape)
-        assert isinstance(q._origin.last, kind)
-        loss = z.sum() + (term * torch.linspace(1, 3, term.numel()).reshape(term.shape)).sum()
-        grads = torch.autograd.grad(loss, inputs, allow_unused=True)
-        found.append([z, term, *(torch.zeros(()) if g is None else g for g in grads)])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    assert all(g.abs().max() > 0 for g in found[0][2:])
+from .fused_cases import (
+    ESTIMATORS,
+    GRID,
+    ByStep,
+    WithContext,
+    brownian,
+    check,
+    control_of,
+    leaf,
+    loss_of,
+    neural,
+    neural_and_constant,
+    ou,
+    ou_random_start,
+)
 
 
 @pytest.mark.parametrize("process", [ou, ou_random_start, brownian, neural, neural_and_constant])
@@ -270,106 +181,3 @@ def test_gradients_of_gradients_by_what_is_known(contraction):
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-def test_what_is_not_one_operation_goes_by_steps():
-    control, contracting = control_of(2), control_of(2, contraction=True)
-    _, prior = ou(2)
-
-    def kind(*args):
-        q = ControlledPath(prior(), *args)
-        q.rsample()
-        return type(q._origin.last)
-
-    log_c = lambda t, z: -z.square()  # noqa: E731
-    assert kind(control, None) is kind(contracting, None, True) is FusedDraw
-    assert kind(control, None, log_c) is Draw
-
-
-class Bent(NeuralDrift):
-    def forward(self, t, z):
-        return super().forward(t, z) - z**3
-
-
-class Noisier(NeuralDiffusion):
-    def forward(self, t, z):
-        return super().forward(t, z) + z.abs()
-
-
-class OnAGridOfItsOwn(nn.Linear):
-    def forward(self, t, z):
-        return super().forward(z)
-
-    def on_grid(self, t):
-        return "something else"
-
-
-def hooked(module):
-    module.register_forward_hook(lambda module, args, out: 2 * out)
-    return module
-
-
-@pytest.mark.parametrize(
-    "drift, diffusion",
-    [
-        (lambda t, z: -z, NeuralDiffusion(2, 0)),
-        (NeuralDrift(2, (4,)), NeuralDiffusion(2, 3)),
-        (NeuralDrift(2, (4,)), lambda t, z: 0.5),
-        (NeuralDrift(2, (4,)), Noisier(2, 0)),
-        (NeuralDrift(2, (4,)), hooked(NeuralDiffusion(2, 0))),
-        (NeuralDrift(2, (4,), activation=nn.ReLU), 0.5),
-        (NeuralDrift(2, (4,), activation=lambda: nn.Softplus(beta=2)), 0.5),
-        (Bent(2, (4,)), 0.5),
-        (OnAGridOfItsOwn(2, 2), 0.5),
-        (hooked(NeuralDrift(2, (4,))), 0.5),
-    ],
-)
-def test_a_prior_that_is_more_than_layers_goes_by_steps(drift, diffusion):
-    drift, diffusion = (f.double() if isinstance(f, nn.Module) else f for f in (drift, diffusion))
-    q = ControlledPath(SDEPath(drift, diffusion, torch.zeros(2), GRID), control_of(2))
-    q.rsample()
-    assert type(q._origin.last) is Draw
-
-
-def test_inside_of_torch_func():
-    """A custom operation has no rule for forward derivatives."""
-    control = control_of(2)
-
-    def end(start):
-        p = OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID, start, validate_args=False)
-        torch.manual_seed(0)
-        return ControlledPath(p, control, validate_args=False).rsample()[-1].sum()
-
-    start, h = torch.tensor([0.3, -0.2]), torch.tensor([1e-6, 0.0])
-    difference = (end(start + h) - end(start - h)) / 2e-6
-    found = torch.func.grad(end)(start)[0]
-    torch.testing.assert_close(found, difference, rtol=1e-6, atol=1e-6)
-
-
-def test_refusals():
-    _, prior = ou(2)
-    with pytest.raises(ValueError, match=r"must return a pair \(u, log c\), found Tensor"):
-        ControlledPath(prior(), control_of(2), contraction=True).rsample()
-    with pytest.raises(ValueError, match=r"control.* returned shape"):
-        net = control_of(2)
-        net.last = torch.nn.Linear(6, 3)
-        ControlledPath(prior(), net).rsample()
-    with pytest.raises(ValueError, match=r"drift.* returned shape"):
-        drift = NeuralDrift(2, (4,)).double()
-        drift.net[-1] = nn.Linear(4, 1).double()
-        ControlledPath(SDEPath(drift, 0.5, torch.zeros(2), GRID), control_of(2)).rsample()
-    with pytest.raises(ValueError, match=r"the drift of ControlledPath .* at t=0,"):
-        drift = NeuralDrift(2, (4,)).double()
-        with torch.no_grad():
-            drift.net[-1].bias[1] = torch.nan
-        ControlledPath(SDEPath(drift, 0.5, torch.zeros(2), GRID), control_of(2)).rsample()
-    broken = control_of(2)
-    with torch.no_grad():
-        broken.last.bias[1] = torch.nan
-    with pytest.raises(ValueError, match=r"the control of ControlledPath .* at t=0,"):
-        ControlledPath(prior(), broken).rsample()
-    shrinking = control_of(2, contraction=True)
-    with torch.no_grad():
-        shrinking.last.bias[2:] = -2000.0
-    with pytest.raises(ValueError, match="scale of ControlledPath must be positive: found 0 at"):
-        ControlledPath(prior(), shrinking, contraction=True).rsample()

@@ -17,7 +17,7 @@ from pyro_sde.distributions.lean import LeanDraw
 from pyro_sde.infer.girsanov import ESTIMATORS
 
 from ..cases import PROCESSES, TIMES, Net, assert_same, loss_and_gradients
-from ..infer.test_estimators import LAYOUTS, Problem
+from ..infer.problems import LAYOUTS, Problem
 
 
 class Remembering(Problem):

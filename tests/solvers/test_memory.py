@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_sde._lean import Lean, Vjp, run_leanly
 from pyro_sde.solvers import METHODS, integrate
 
 PAIRS = [
@@ -154,19 +153,6 @@ def test_random_fields_are_refused():
             )
 
 
-def test_what_was_not_seen_is_refused():
-    """Every path of a step's graph must end in its arguments or in what it is known to use."""
-    a, b = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
-    computed = (a * b).exp()
-    one = torch.ones(())
-    for fn, others in ((lambda x: (a * x,), [b]), (lambda x: (computed * x,), [a])):
-        with pytest.raises(RuntimeError, match="a parameter that it was not seen to use"):
-            Vjp(others)(fn, [one], [one])
-    vjp = Vjp([computed])
-    _, (by_x,) = vjp(lambda x: (computed * x,), [one], [one])
-    assert by_x == computed and vjp.grads == [one]
-
-
 def test_a_field_that_changes_over_time():
     """Each step has a module of its own."""
     torch.manual_seed(0)
@@ -207,15 +193,6 @@ def test_inside_of_vmap():
 
     with pytest.raises(RuntimeError, match=r"cannot be used inside torch.func.vmap"):
         torch.func.vmap(solve)(h0)
-
-
-def test_without_gradients_nothing_is_recorded():
-    class Identity(Lean):
-        def forward(self, x):
-            return (x.sin(),), ()
-
-    with torch.no_grad():
-        assert run_leanly(Identity(), torch.ones(1, requires_grad=True))[0].grad_fn is None
 
 
 def test_times_need_the_graph():
