@@ -90,7 +90,7 @@ class TorchsdeRacer(nn.Module):
     # torchsde's names: posterior drift, prior drift, diffusion.
     def f(self, t: Tensor, z: Tensor) -> Tensor:
         self.calls += 1
-        return self.control(round(float(t) / self.dt), z) - self.case.rate * z
+        return self.control.at(round(float(t) / self.dt), z) - self.case.rate * z
 
     def h(self, t: Tensor, z: Tensor) -> Tensor:
         return -self.case.rate * z

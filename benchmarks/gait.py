@@ -14,9 +14,9 @@ from tqdm import trange
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, anneal_kl, kl_weight
 from pyro_sde.distributions import ODEPath, SDEPath
-from pyro_sde.distributions.fused import NetworkSteps
 from pyro_sde.guides.encoders import SummaryEncoder
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
+from pyro_sde.simulation.network import GridNetwork
 
 GIVEN = 3  # frames that are seen
 DT = 0.1  # time between two frames
@@ -96,11 +96,11 @@ class Control(nn.Module):
         out = self.last(h)
         return tuple(out.chunk(2, -1)) if self.contraction else out
 
-    def on_grid(self, t: Tensor, context: Tensor) -> NetworkSteps:
+    def on_grid(self, t: Tensor, context: Tensor) -> GridNetwork:
         bias = self.first.bias + self.read(context[:1])  # the same at all times
         last = (self.last.weight, self.last.bias)
         biases = [bias.expand(len(t), *bias.shape[1:])]
-        return NetworkSteps([self.first.weight], biases, last, self.contraction, "softplus")
+        return GridNetwork([self.first.weight], biases, last, self.contraction, "softplus")
 
 
 class RenyiSDE_ELBO(TraceSDE_ELBO):

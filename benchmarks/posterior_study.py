@@ -27,7 +27,7 @@ from common.images import Data, Images, add_noise, blur, load, load_idx, rotate
 
 from pyro_sde import AutoSDE, metrics
 from pyro_sde.distributions.wrapping import unwrap
-from pyro_sde.infer.steps import compare
+from pyro_sde.infer.comparison import log_ratio
 
 MODELS = [
     "odenet",
@@ -73,11 +73,11 @@ def kl_by_depth(classifier: Bayesian, x: Tensor, y: Tensor, draws: int) -> dict[
                 normal = guide_trace.nodes[f"{name}_unconstrained"]["fn"]
                 parts = [float(kl_divergence(normal, prior["fn"]).sum())]
             else:
-                steps = compare(q.path, p.path, site["value"])
+                ratio = log_ratio(q.path, p.path, site["value"])
                 first = 0.0
                 if not isinstance(p.path.initial, Tensor):
                     first = float(kl_divergence(q.path.initial, p.path.initial).sum())
-                kl = steps.kl_of_steps()
+                kl = ratio.kl_by_step()
                 parts = [first, *kl.reshape(len(kl), -1).sum(-1).tolist()]
             old = total.get(name, [0.0] * len(parts))
             total[name] = [a + b / draws for a, b in zip(old, parts, strict=True)]

@@ -61,7 +61,7 @@ class ByHand(nn.Module):
         h, w, kl = self.stem(x), self.block.start, x.new_zeros(())
         noise = torch.randn(self.steps, len(w))
         for i in range(self.steps):
-            u = control(i, w)
+            u = control.at(i, w)
             h = h + dt * self.step(h, w)
             kl = kl + 0.5 * dt * u.square().sum()
             w = w + dt * (SCALE * u - w) + SCALE * dt**0.5 * noise[i]

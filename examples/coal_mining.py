@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     model = make_model(grid)
     # From the median of its prior: a scale of 1 would start with rates beyond all reason.
     rest = partial(AutoNormal, init_loc_fn=init_to_median)
-    guide = AutoSDE(model, contraction=args.contraction, rest=rest, reads=True)
+    guide = AutoSDE(model, contraction=args.contraction, other_guide=rest, condition_on=True)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, events, clip=10.0)
 

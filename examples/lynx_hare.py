@@ -79,7 +79,7 @@ def fit(args: argparse.Namespace, years: Tensor, pelts: Tensor) -> tuple[Tensor,
     grid = time_grid(years[0], years[-1], dt=1 / args.steps)
     model = make_model(grid, years)
     rates = partial(AutoMultivariateNormal, init_loc_fn=init_to_median)
-    guide = AutoSDE(model, contraction=True, rest=rates, reads=True)
+    guide = AutoSDE(model, contraction=True, other_guide=rates, condition_on=True)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, pelts, clip=10.0)
     elbo.num_particles = SAMPLES

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 
 __all__ = ["chunks", "compiled"]
 
@@ -44,6 +45,7 @@ class compiled:
     def __call__(self, *args: Any) -> Any:
         if compiled.broken:
             return self.fn(*args)
+        validates = Distribution._validate_args
         try:
             return self._fast(*args)
         except Exception as e:
@@ -59,6 +61,9 @@ class compiled:
                 stacklevel=2,
             )
             return found
+        finally:
+            # The compiler switches the validation of arguments off for the whole process.
+            Distribution.set_default_validate_args(validates)
 
     def _warn_of_shapes(self) -> None:
         if not self.full:

@@ -135,7 +135,8 @@ def forecast(
         shape = (*old.shape[:-1], m, *values.shape[old.dim() :])
         named["mask"] = torch.cat([mask, mask.new_ones(shape)], old.dim() - 1)
     with guide.given(given):
-        trace = poutine.trace(guide).get_trace(**named)
+        with torch.no_grad():
+            trace = poutine.trace(guide).get_trace(**named)
         site = site or _observed_site(trace, guide)
         sites = (site, *guide.path_sites)
         draw = Predictive(guide, num_samples=num_samples, return_sites=sites, parallel=parallel)

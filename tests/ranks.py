@@ -71,7 +71,9 @@ def problem(case):
     elif case == "mixed":
         data = torch.arange(SIZE), torch.randn(SIZE, 3)
         model = Mixed(SIZE)
-        guide = AutoSDE(model, rest=partial(AutoNormal, create_plates=model.plate)).setup(*data)
+        guide = AutoSDE(model, other_guide=partial(AutoNormal, create_plates=model.plate)).setup(
+            *data
+        )
     else:
         data = example.Network.simulate(SIZE)
         model = example.Network(SIZE) if case == "sdebnn" else Lean(SIZE, case)

@@ -19,8 +19,8 @@ from pyro_sde.distributions import (
 )
 from pyro_sde.distributions.wrapping import unwrap
 from pyro_sde.infer.girsanov import path_divergence
+from pyro_sde.interop.torchsde import _ito_correction
 from pyro_sde.nn import SDEBlock
-from pyro_sde.solvers.torchsde import _ito_correction
 
 from .cases import TIMES, loss_and_gradients
 from .guides.models import GRID, Y, simple

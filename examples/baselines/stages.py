@@ -7,7 +7,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_sde import MLPControl
-from pyro_sde.nn.weights import Skeleton
+from pyro_sde.nn.functional_field import FunctionalField
 from pyro_sde.solvers import integrate
 
 
@@ -51,7 +51,7 @@ class HyperODEStage(PyroModule):
 
     def __init__(self, field: nn.Module, steps: int) -> None:
         super().__init__()
-        self.skeleton = Skeleton(field)
+        self.skeleton = FunctionalField(field)
         start, scale = self.skeleton.take_initial()
         self.start = nn.Parameter(start / scale)
         self.register_buffer("scale", scale, persistent=False)
@@ -67,7 +67,7 @@ class HyperODEStage(PyroModule):
         drift = self.hypernetwork.on_grid(self.times[:-1].unsqueeze(-1))
         w = [self.start]
         for i in range(len(dt)):
-            w.append(w[-1] + dt[i] * drift(i, w[-1]))
+            w.append(w[-1] + dt[i] * drift.at(i, w[-1]))
         return integrate(self.skeleton, h, self.scale * torch.stack(w), self.times)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..infer.parts import ElboParts
+from ..infer.elbo_terms import ElboTerms
 
 __all__ = ["ExplosionWarning", "explosion"]
 
@@ -32,7 +32,7 @@ class ExplosionWarning(UserWarning):
     """
 
 
-def explosion(parts: ElboParts, weight: float = 1.0, best: float | None = None) -> str | None:
+def explosion(parts: ElboTerms, weight: float = 1.0, best: float | None = None) -> str | None:
     """What to say of the first path that has exploded; None, if none has.
 
     :param parts: Of an evaluation.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..infer import ElboParts, TraceSDE_ELBO, record_parts
+from ..infer import ElboTerms, TraceSDE_ELBO, record_parts
 
 __all__ = ["elbo_parts"]
 
@@ -20,7 +20,7 @@ def elbo_parts(
     num_particles: int = 1,
     elbo: Any = None,
     **kwargs: Any,
-) -> ElboParts:
+) -> ElboTerms:
     """KL by latent site and by time step, log likelihood by observed site, now.
 
     To have them of a training step, at no further cost, use

@@ -12,7 +12,7 @@ import torch
 from pyro.params.param_store import normalize_param_name
 
 from ..distributions.wrapping import unwrap
-from ..infer import ElboParts, PathParts
+from ..infer import ElboTerms, PathTerms
 from .explosion import ExplosionWarning, explosion
 from .parts import elbo_parts
 
@@ -61,7 +61,7 @@ class Summary:
     """Of the model, in order."""
     parameters: dict[str, tuple[int, ...]]
     """Name and shape of all that the ELBO trains, in the model too."""
-    parts: ElboParts
+    parts: ElboTerms
     """The ELBO in parts."""
     draws: int
     """How many draws the parts are averaged over."""
@@ -165,7 +165,7 @@ def _kind(fn: Any) -> str:
     return type(fn).__name__
 
 
-def _by_time(path: PathParts, bins: int) -> list[tuple[float, float, float]]:
+def _by_time(path: PathTerms, bins: int) -> list[tuple[float, float, float]]:
     if path.steps is None:
         return []
     times = path.times.reshape(-1, path.times.shape[-1]).mean(0)

@@ -1,5 +1,6 @@
 """Path measures as Pyro distributions."""
 
+from ..simulation.base import Solve, tolerance
 from .brownian import BrownianMotion, GeometricBrownianMotion
 from .controlled import ControlledPath
 from .ode import ODEPath
@@ -7,7 +8,6 @@ from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
 from .poisson_process import PoissonProcess
 from .sde import SDEPath
-from .tolerance import Solve, tolerance
 
 __all__ = [
     "BrownianMotion",

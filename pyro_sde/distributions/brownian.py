@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ExpTransform
 
-from .fused import Affine
-from .path import PathDistribution, Step
-from .util import as_parameters, with_time
+from ..simulation.base import LinearSteps
+from .parameters import as_parameters, validates, with_time
+from .path import PathDistribution
 
 __all__ = ["BrownianMotion", "GeometricBrownianMotion"]
 
@@ -35,8 +35,8 @@ class BrownianMotion(PathDistribution):
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A Tensor or a Distribution over R^D.
     :param drift: The constant drift.
-    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
-        draws in its place, the states and the noise alone.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
+        drawn path, and of what a guide draws in its place.
     """
 
     arg_constraints = {  # noqa: RUF012
@@ -53,7 +53,7 @@ class BrownianMotion(PathDistribution):
         memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
-        (self.scale, self.drift), shape = as_parameters(scale=scale, drift=drift)
+        (self.scale, self.drift), shape = as_parameters(validate_args, scale=scale, drift=drift)
         super().__init__(
             times, initial, param_shape=shape, memory=memory, validate_args=validate_args
         )
@@ -64,14 +64,9 @@ class BrownianMotion(PathDistribution):
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.drift.expand_as(z), self.scale.expand_as(z)
 
-    def kernel(self) -> Step:
+    def linear_steps(self) -> LinearSteps:
         _, dt = self.step_times(0)
-        shifts, scales = (self.drift * dt).unbind(0), (self.scale * dt.sqrt()).unbind(0)
-        return lambda i, z: (z + shifts[i], scales[i])
-
-    def affine(self) -> Affine:
-        _, dt = self.step_times(0)
-        return torch.ones_like(dt), self.drift * dt, self.scale * dt.sqrt()
+        return LinearSteps(torch.ones_like(dt), self.drift * dt, self.scale * dt.sqrt())
 
     @property
     def mean(self) -> Tensor:
@@ -102,8 +97,8 @@ class GeometricBrownianMotion(TransformedDistribution):
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A positive Tensor, or a Distribution over the positive part of R^D.
     :param drift: The expected rate of growth.
-    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
-        draws in its place, the states and the noise alone.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
+        drawn path, and of what a guide draws in its place.
     """
 
     def __init__(
@@ -115,15 +110,16 @@ class GeometricBrownianMotion(TransformedDistribution):
         memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
-        (scale, drift), _ = as_parameters(scale=scale, drift=drift)
+        (scale, drift), _ = as_parameters(validate_args, scale=scale, drift=drift)
         if isinstance(initial, Distribution):
             start: Any = _log(initial)
         else:
             start = torch.as_tensor(initial, dtype=scale.dtype)
-            if not bool((start > 0).all()):
+            if validates(validate_args) and not bool((start > 0).all()):
                 raise ValueError(f"initial must be positive: found {float(start.min()):g}")
             start = start.log()
-        base = BrownianMotion(scale, times, start, drift - 0.5 * scale.square(), memory)
+        growth = drift - 0.5 * scale.square()
+        base = BrownianMotion(scale, times, start, growth, memory, validate_args)
         super().__init__(base, [ExpTransform()], validate_args=validate_args)
         self.drift, self.scale = drift, scale
         self._start = initial

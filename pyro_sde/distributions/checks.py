@@ -1,21 +1,15 @@
-"""Refusing bad input: grids, starts, and what a simulation turned into."""
+"""Refusing bad input: grids and starts."""
 
 from __future__ import annotations
-
-import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .util import broadcast_shapes
+from .._shapes import broadcast_shapes
 
-if TYPE_CHECKING:
-    from .path import AnyDraw, PathDistribution
-
-__all__ = ["check_draw", "check_scale", "check_times", "expand_initial", "initial_shape"]
+__all__ = ["check_times", "expand_initial", "initial_shape"]
 
 
 # A model is built on one grid again and again: by identity, and as long as it is not written to.
@@ -83,42 +77,3 @@ def expand_initial(
             f"of a process in R^{shape[-1]}"
         )
     return initial
-
-
-def check_draw(path: PathDistribution, draw: AnyDraw) -> None:
-    scales = draw.scales()
-    if scales is not None:
-        check_scale(path, scales)
-    value = draw.value.detach()
-    # A sum is finite only if all its terms are, and needs no mask as large as the path.
-    if math.isfinite(value.sum()) or bool(torch.isfinite(value).all()):
-        return
-    finite = torch.isfinite(value).movedim(-2, 0).flatten(1).all(1)
-    first = int((~finite).nonzero()[0])
-    if first == 0:
-        raise ValueError(f"initial drew a non-finite state at {_time(path, 0)}")
-    i = first - 1
-    u = draw.control_at(i)
-    what = "control" if u is not None and not bool(u.isfinite().all()) else "drift"
-    raise ValueError(
-        f"the {what} of {type(path).__name__} returned a non-finite value at "
-        f"{_time(path, i)}, where the state was still finite (largest |z| "
-        f"{float(draw.z[i].detach().abs().max()):.3g}); bound it, or take smaller steps"
-    )
-
-
-def check_scale(path: PathDistribution, scale: Tensor, first: int = 0) -> None:
-    """Refuse a scale, time first from step ``first`` on, that is not positive."""
-    bad = ~(scale > 0)
-    if bool(bad.any()):
-        i = int(bad.flatten(1).any(1).nonzero()[0])
-        raise ValueError(
-            f"the scale of {type(path).__name__} must be positive: found "
-            f"{float(scale[i].min()):g} at {_time(path, first + i)}; pass the diffusion through "
-            "softplus or exp"
-        )
-
-
-def _time(path: PathDistribution, i: int) -> str:
-    t = path.times[..., i]
-    return f"t={t.item():g}" if t.dim() == 0 else f"step {i} (t from {t.min():g} to {t.max():g})"

@@ -1,4 +1,4 @@
-"""Where a path may be drawn, and when its density is somebody else's to compute."""
+"""Where a path may be drawn, and when an ELBO computes its density in another way."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from pyro.poutine.runtime import _PYRO_STACK
 from typing_extensions import Self
 
 __all__ = [
-    "defer_scoring",
+    "path_log_prob_is_skipped",
     "refuse_unsupported_inference",
-    "score_as_usual",
-    "scoring_is_deferred",
+    "restore_path_log_prob",
+    "skip_path_log_prob",
 ]
 
-_deferred: ContextVar[bool] = ContextVar("pyro_sde_scoring_deferred", default=False)
+_skipped: ContextVar[bool] = ContextVar("pyro_sde_skip_path_log_prob", default=False)
 
 
 @contextmanager
-def defer_scoring() -> Iterator[None]:
-    """Inside, the log density of a path is zero: the caller computes it from the draw.
+def skip_path_log_prob() -> Iterator[None]:
+    """Inside, ``log_prob`` of a path is zero: the ELBO computes the log ratio from the draw.
 
-    Models and guides that run inside are wrapped in :class:`score_as_usual`, so that it is only
-    the traces' scoring that is deferred, never a density that the user asks for.
+    Models and guides that run inside are wrapped in :class:`restore_path_log_prob`, so that a
+    density that the user asks for is never skipped, only the one that the traces would compute.
     """
-    token = _deferred.set(True)
+    token = _skipped.set(True)
     try:
         yield
     finally:
-        _deferred.reset(token)
+        _skipped.reset(token)
 
 
-class score_as_usual(Messenger):
-    """Ends :func:`defer_scoring` while a model or guide runs. A messenger, for Pyro to look
-    through when it asks what kind of guide it has."""
+class restore_path_log_prob(Messenger):
+    """Ends :func:`skip_path_log_prob` while a model or guide runs. It is a messenger so that Pyro
+    can unwrap it when it asks what kind of guide it has."""
 
     def __enter__(self) -> Self:
-        self._token = _deferred.set(False)
+        self._token = _skipped.set(False)
         return super().__enter__()
 
     def __exit__(self, *args: Any) -> None:
-        _deferred.reset(self._token)
+        _skipped.reset(self._token)
         super().__exit__(*args)
 
 
-def scoring_is_deferred() -> bool:
-    return _deferred.get()
+def path_log_prob_is_skipped() -> bool:
+    return _skipped.get()
 
 
 def refuse_unsupported_inference() -> None:

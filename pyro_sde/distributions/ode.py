@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from .guard import scoring_is_deferred
+from .._shapes import broadcast_shapes, check_shape
+from ..simulation.base import current_tolerance, simulate
+from .guard import path_log_prob_is_skipped
 from .path import PathDistribution
-from .tolerance import current_tolerance
-from .util import broadcast_shapes, check_shape
 
 __all__ = ["ODEPath"]
 
@@ -60,7 +60,7 @@ class ODEPath(PathDistribution):
     def starting_at(self, initial: Tensor | Distribution) -> ODEPath:
         """The same flow from another start."""
         new = ODEPath(self.drift, initial, self.times, self.method, self._validate_args)
-        new._origin = self._origin
+        new._record = self._record
         return new
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,11 +72,9 @@ class ODEPath(PathDistribution):
 
     def flow(self, z0: Tensor) -> Tensor:
         """The path from ``z0`` on, of shape ``(..., T, D)``."""
-        t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
-        z = [z0]
-        for ti, h in zip(t.unbind(0), dt.unbind(0), strict=True):
-            z.append(self.transition(ti, h, z[-1])[0])
-        return torch.stack(z, -2)
+        task = self._task(z0)
+        task.validate = False  # its scale is zero
+        return simulate(task, noise=z0.new_zeros(()).expand(task.steps, *z0.shape)).value
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         if current_tolerance() is not None:
@@ -92,7 +90,7 @@ class ODEPath(PathDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
-        if scoring_is_deferred():
+        if path_log_prob_is_skipped():
             return value.new_zeros(shape)
         nothing = self.check_solution(value)
         return nothing + self._initial_log_prob(value[..., 0, :].expand(shape + value.shape[-1:]))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import torch
 from pyro.distributions import Normal
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .fused import Affine
-from .path import PathDistribution, Step
-from .util import as_parameters, phi, with_time
+from ..simulation.base import LinearSteps
+from .parameters import as_parameters, phi, validates, with_time
+from .path import PathDistribution
 
 __all__ = ["OrnsteinUhlenbeck"]
 
 
-# The steps of the last process with constant parameters on a grid: it is built for every path.
-_known = WeakIdKeyDictionary()
+# The steps of the last process with constant parameters on each grid: a model builds that process
+# anew for every path.
+_steps_on_grid = WeakIdKeyDictionary()
 
 
 class OrnsteinUhlenbeck(PathDistribution):
@@ -44,15 +44,13 @@ class OrnsteinUhlenbeck(PathDistribution):
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param initial: A Tensor, or a Distribution over R^D; by default the stationary law, which
         needs a positive rate.
-    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
-        draws in its place, the states and the noise alone.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
+        drawn path, and of what a guide draws in its place.
     """
 
-    arg_constraints = {  # noqa: RUF012
-        "rate": constraints.real,
-        "loc": constraints.real,
-        "scale": constraints.positive,
-    }
+    # Without "loc" and "scale", by which Pyro's AutoReparam knows a location-scale family: a path
+    # is none. Both are checked all the same.
+    arg_constraints = {"rate": constraints.real}  # noqa: RUF012
 
     def __init__(
         self,
@@ -64,49 +62,48 @@ class OrnsteinUhlenbeck(PathDistribution):
         memory: str = "graph",
         validate_args: bool | None = None,
     ) -> None:
-        (self.rate, self.loc, self.scale), shape = as_parameters(rate=rate, loc=loc, scale=scale)
+        (self.rate, self.loc, self.scale), shape = as_parameters(
+            validate_args, rate=rate, loc=loc, scale=scale
+        )
         numbers = (rate, loc, scale)
         self._numbers = numbers if all(isinstance(x, float) for x in numbers) else None
         if initial is None:
-            if not bool((self.rate > 0).all()):
+            if validates(validate_args) and not bool((self.rate > 0).all()):
                 raise ValueError(
                     "the default initial is the stationary law, which needs rate > 0: found "
                     f"rate={float(self.rate.min()):g}; pass initial= a Tensor or a Distribution"
                 )
-            stationary = Normal(self.loc, self.scale / (2 * self.rate).sqrt())
+            spread = self.scale / (2 * self.rate).sqrt()
+            stationary = Normal(self.loc, spread, validate_args=validate_args)
             initial = stationary.expand(shape or (1,)).to_event(1)
         super().__init__(
             times, initial, param_shape=shape, memory=memory, validate_args=validate_args
         )
 
-    def _coefficients(self, dt: Tensor) -> tuple[Tensor, Tensor]:
+    def _decay_and_scale(self, dt: Tensor) -> tuple[Tensor, Tensor]:
         x = self.rate * dt
         return (-x).exp(), self.scale * (dt * phi(2 * x)).sqrt()
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        decay, scale = self._coefficients(dt)
+        decay, scale = self._decay_and_scale(dt)
         return self.loc + (z - self.loc) * decay, scale
 
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         return -self.rate * (z - self.loc), self.scale.expand_as(z)
 
-    def kernel(self) -> Step:
-        decay, shift, scale = (x.unbind(0) for x in self.affine())
-        return lambda i, z: (torch.addcmul(shift[i], z, decay[i]), scale[i])
-
-    def affine(self) -> Affine:
+    def linear_steps(self) -> LinearSteps:
         times = self.times
         # The steps have as many dimensions as the batch.
         key = (self._numbers, self.rate.dtype, len(self.batch_shape), times._version)
-        known = None if self._numbers is None else _known.get(times)
-        if known is not None and known[0] == key:
-            return known[1]
+        found = None if self._numbers is None else _steps_on_grid.get(times)
+        if found is not None and found[0] == key:
+            return found[1]
         _, dt = self.step_times(0)
-        decay, scale = self._coefficients(dt)
-        found = decay, self.loc * (1 - decay), scale
+        decay, scale = self._decay_and_scale(dt)
+        steps = LinearSteps(decay, self.loc * (1 - decay), scale)
         if self._numbers is not None and not (times.requires_grad or scale.is_inference()):
-            _known[times] = (key, found)
-        return found
+            _steps_on_grid[times] = (key, steps)
+        return steps
 
     @property
     def mean(self) -> Tensor:

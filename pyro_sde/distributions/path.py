@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,53 +10,31 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from .._lean import check_memory
-from .checks import check_draw, check_scale, check_times, expand_initial, initial_shape
-from .fused import Affine, FusedDraw, NetworkSteps
-from .guard import refuse_unsupported_inference, scoring_is_deferred
-from .lean import LeanDraw, simulate
-from .refine import refined_sample
-from .tolerance import current_tolerance
-from .util import broadcast_shapes
+from .._ops.recompute import check_memory
+from .._shapes import broadcast_shapes
+from ..simulation.base import (
+    Draw,
+    LinearSteps,
+    Task,
+    check_scale,
+    diagonal_of,
+    simulate,
+    whiten,
+)
+from .checks import check_times, expand_initial, initial_shape
+from .guard import path_log_prob_is_skipped, refuse_unsupported_inference
 
-__all__ = ["Draw", "PathDistribution"]
+__all__ = ["PathDistribution"]
 
-Step = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass
-class Draw:
-    """How a path was made, kept beside it so that nothing has to be evaluated twice.
-
-    ``z``, ``mean``, ``scale``, ``u`` and ``log_c`` hold one tensor a step, still attached to the
-    graph of that step alone; ``eps`` is the standard normal noise with time first.
-    """
-
-    value: Tensor
-    has_grad: bool
-    z: list[Tensor]
-    mean: list[Tensor]
-    scale: list[Tensor]
-    eps: Tensor
-    u: list[Tensor] | None = None
-    log_c: list[Tensor] | None = None
-
-    def scales(self) -> Tensor:
-        """The scale of every step, time first."""
-        return torch.stack([scale.detach() for scale in self.scale])
-
-    def control_at(self, i: int) -> Tensor | None:
-        return None if self.u is None else self.u[i]
+DESCRIBES_TRANSITION = ("linear_steps", "coefficients", "mean", "variance")
+"""What says more about the process that ``transition`` defines."""
 
 
-AnyDraw = Draw | FusedDraw | LeanDraw
-
-
-class _Origin:
+class _DrawRecord:
     """The identity of a process, shared with its expanded copies, and what it drew last."""
 
     def __init__(self) -> None:
-        self.last: AnyDraw | None = None
+        self.last: Draw | None = None
 
     def __getstate__(self) -> dict:
         return {}  # a draw belongs to a graph, which can be neither copied nor saved
@@ -70,9 +46,10 @@ class _Origin:
 class PathDistribution(TorchDistribution):
     r"""A process on a time grid :math:`t_0 < \dots < t_N`, as a Gaussian Markov chain:
 
-    .. math:: z_{i+1} \mid z_i \sim N(\mathrm{mean}_i(z_i), \mathrm{scale}_i(z_i)^2)
+    .. math:: z_{i+1} \mid z_i \sim N(\mathrm{mean}_i(z_i), S_i(z_i)\,S_i(z_i)^T)
 
-    A subclass defines the process by :meth:`transition` alone. The value is a plain tensor of
+    with the scale S diagonal or lower-triangular. A subclass defines the process by
+    :meth:`transition` alone. The value is a plain tensor of
     shape ``sample_shape + batch_shape + (len(times), D)``, the state at ``t_0`` included.
 
     Example::
@@ -91,8 +68,8 @@ class PathDistribution(TorchDistribution):
         learned point) or a Distribution over R^D. A scalar stands for any D.
     :param param_shape: The common shape of the parameters, ``batch_shape + (D,)``; ``()`` leaves
         D to ``initial``.
-    :param memory: ``"graph"``; or ``"recompute"``, and of a path that is drawn only the states and
-        the noise are kept: each step is redone in the backward pass.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
+        drawn path: each step is computed again in the backward pass.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -124,60 +101,49 @@ class PathDistribution(TorchDistribution):
                 "their last dimension); add dimensions of size 1 where a batch is shared"
             ) from e
         self.initial = expand_initial(initial, shape)
-        self._origin = _Origin()
+        self._record = _DrawRecord()
         event_shape = torch.Size((self.times.shape[-1], shape[-1]))
         super().__init__(shape[:-1], event_shape, validate_args)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+
+        def depth(name: str) -> int:
+            return next(i for i, c in enumerate(order) if name in vars(c))
+
+        for name in DESCRIBES_TRANSITION:
+            # What a parent says about its own transition is not true of another one.
+            if depth(name) > depth("transition"):
+                setattr(cls, name, getattr(PathDistribution, name))
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and scale of the state a time ``dt`` after it was ``z`` at time ``t``.
 
         ``z`` has shape ``(..., D)``; ``t`` and ``dt`` broadcast against ``z[..., :1]``. For a
-        whole path at once, time is the leading dimension of all three.
+        whole path at once, time is the leading dimension of all three. The scale is a vector, of
+        the shape of ``z`` or one that broadcasts to it; or a lower-triangular matrix, with one
+        dimension more than ``z``: ``(..., D, D)``.
         """
         raise NotImplementedError
 
+    def linear_steps(self) -> LinearSteps | None:
+        """All steps at once, where the mean is linear in the state (but for a network in the
+        drift) and the scale does not depend on it; else None.
+
+        A subclass that overrides :meth:`transition` and not this method has None.
+        """
+        return None
+
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Drift and diffusion of the SDE that the transition discretises, of the shape of ``z``."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what SDE it discretises")
+        """Drift and diffusion of the SDE that the transition discretises, of the shape of ``z``.
 
-    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
-        """By how much ``scale`` would change if the state moved by it, entry by entry, or None
-        where it does not depend on the state: half of it, times eps^2 - 1, makes Milstein's step,
-        of strong order 1, out of Euler's."""
-        return None
-
-    def kernel(self) -> Step:
-        """The transition as a function ``(i, z) -> (mean, scale)`` of the step's number.
-
-        Override it to compute once per path what does not depend on the state.
+        A subclass that overrides :meth:`transition` and not this method has none.
         """
-        t, dt = self.step_times()
-        return lambda i, z: self.transition(t[i], dt[i], z)
-
-    def affine(self) -> Affine | None:
-        """Decay, shift and scale of every step, time first, if the mean is shift + decay z and
-        the scale does not depend on the state; else None."""
-        return None
-
-    def networked(self, t: Tensor, dt: Tensor) -> tuple[Affine, NetworkSteps] | tuple[None, None]:
-        """As :meth:`affine`, if ``dt`` times the output of a network is added to that mean, and
-        that network on the grid; else nothing."""
-        return None, None
-
-    def control_step(
-        self, t: Tensor, dt: Tensor, z: Tensor, out: Any = None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None] | None]:
-        """The transition and, for a path pushed by a control, w and log c (see
-        :mod:`~pyro_sde.distributions.ratio`) against the one that is pushed; else None.
-
-        :param out: What the control returns there, if it is known.
-        """
-        return *self.transition(t, dt, z), None
-
-    def stepwise(self, t: Tensor) -> tuple[Sequence[Tensor], Callable[..., Any] | None]:
-        """What a control knows ahead at the start of every step, time first, and the control as a
-        function of ``(t, z)`` and of one row of each of these; else nothing, and None."""
-        return (), None
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what SDE its transition discretises: define "
+            "coefficients(t, z) -> (drift, diffusion)"
+        )
 
     def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
         """Start and length of every step, time first, the last dimension of size 1.
@@ -209,34 +175,30 @@ class PathDistribution(TorchDistribution):
         new._batch_shape = batch_shape
         return new
 
-    def without_memory_of_draws(self) -> PathDistribution:
+    def _without_record(self) -> PathDistribution:
+        """A copy that does not know what was drawn, lest a graph that holds it keep itself."""
         new = self.expand(self.batch_shape)
-        new._origin = _Origin()
+        new._record = _DrawRecord()
         return new
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         refuse_unsupported_inference()
-        z0 = self._draw_initial(torch.Size(sample_shape))
-        tol = current_tolerance()
-        if tol is not None:
-            self._origin.last = None
-            return refined_sample(self, z0, tol)
-        N = self.times.shape[-1] - 1
-        eps = torch.randn((N, *z0.shape), dtype=z0.dtype, device=z0.device)
-        try:
-            draw = self._simulate(z0, eps) if self.memory == "graph" else simulate(self, z0, eps)
-        except RuntimeError as e:
-            if "dtype" not in str(e):
-                raise
-            raise ValueError(
-                f"a step of the path fails on states of {z0.dtype}, times being "
-                f"{self.times.dtype}: {e}. Use one dtype: times.to(...) as the networks are, or "
-                "network.double()"
-            ) from e
-        if self._validate_args:
-            check_draw(self, draw)
-        self._origin.last = draw
+        draw = self.draw(self._draw_initial(torch.Size(sample_shape)))
+        self._record.last = draw if draw.noise is not None else None
         return draw.value
+
+    def draw(self, z0: Tensor, noise: Tensor | None = None) -> Draw:
+        """A path from ``z0``, of shape ``sample_shape + batch_shape + (D,)``, and how it was made.
+
+        :param noise: The standard normal noise of the steps, time first; by default it is drawn.
+        """
+        return simulate(self._task(z0), noise)
+
+    def _task(self, z0: Tensor) -> Task:
+        """What a simulator has to do for a path that starts at ``z0``."""
+        t, dt = self.step_times(z0.dim() - 1 - len(self.batch_shape))
+        law = self if self.memory == "graph" else self._without_record()
+        return Task(law, law, z0, t, dt, memory=self.memory, validate=self._validate_args)
 
     def _draw_initial(self, sample_shape: torch.Size) -> Tensor:
         shape = self._extended_shape(sample_shape)
@@ -246,30 +208,20 @@ class PathDistribution(TorchDistribution):
             z0 = self.initial.expand(self.batch_shape).rsample(sample_shape)
         return z0.to(torch.promote_types(z0.dtype, self.times.dtype))
 
-    def _simulate(self, z0: Tensor, eps: Tensor) -> Draw | FusedDraw:
-        step, z = self.kernel(), [z0]
-        means, scales = [], []
-        for i, e in enumerate(eps.unbind(0)):
-            mean, scale = step(i, z[-1])
-            z.append(torch.addcmul(mean, scale, e))
-            means.append(mean)
-            scales.append(scale)
-        return Draw(torch.stack(z, -2), torch.is_grad_enabled(), z[:-1], means, scales, eps)
-
-    def recall(self, value: Tensor) -> AnyDraw | None:
+    def last_draw(self, value: Tensor) -> Draw | None:
         """How ``value`` was drawn, if it is the very tensor that was drawn last."""
-        draw = self._origin.last
+        draw = self._record.last
         if draw is None or value is not draw.value:
             return None
         return draw if draw.has_grad or not torch.is_grad_enabled() else None
 
     def is_same_process(self, other: PathDistribution) -> bool:
         """Whether ``other`` is this distribution or an expanded copy of it."""
-        return self._origin is other._origin
+        return self._record is other._record
 
     def log_prob(self, value: Tensor) -> Tensor:
         shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
-        if scoring_is_deferred():
+        if path_log_prob_is_skipped():
             return value.new_zeros(shape)
         if self._validate_args:
             self._validate_sample(value)
@@ -277,9 +229,10 @@ class PathDistribution(TorchDistribution):
         t, dt = self.step_times(len(shape) - len(self.batch_shape))
         mean, scale = self.transition(t, dt, z[:-1])
         if self._validate_args:
-            check_scale(self, scale.detach())
-        eps = (z[1:] - mean) / scale
-        log_p = -0.5 * eps.square() - scale.log() - 0.5 * math.log(2 * math.pi)
+            check_scale(self, scale, z[1:])
+        eps = whiten(mean, scale, z[1:])
+        log_scale = diagonal_of(scale, eps).log()
+        log_p = -0.5 * eps.square() - log_scale - 0.5 * math.log(2 * math.pi)
         return self._initial_log_prob(z[0]) + log_p.sum((0, -1))
 
     def _initial_log_prob(self, z0: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from .fused import Affine, NetworkSteps
+from .._shapes import check_shape
+from ..simulation.base import GridNetwork, LinearSteps
+from .parameters import as_parameters
 from .path import PathDistribution
-from .util import as_parameters, check_shape
 
 __all__ = ["SDEPath"]
 
@@ -52,8 +53,8 @@ class SDEPath(PathDistribution):
         and in all states.
     :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
-    :param memory: ``"graph"``; or ``"recompute"``, to keep of a drawn path, and of what a guide
-        draws in its place, the states and the noise alone.
+    :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
+        drawn path, and of what a guide draws in its place.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SDEPath(PathDistribution):
     ) -> None:
         shape: tuple[int, ...] = ()
         if isinstance(diffusion, (int, float)) or torch.is_tensor(diffusion):
-            (scale,), shape = as_parameters(scale=diffusion)
+            (scale,), shape = as_parameters(validate_args, scale=diffusion)
             diffusion = _Constant(scale)
         for name, f in (("drift", drift), ("diffusion", diffusion)):
             if not callable(f):
@@ -80,11 +81,12 @@ class SDEPath(PathDistribution):
             times, initial, param_shape=shape, memory=memory, validate_args=validate_args
         )
 
-    def networked(self, t: Tensor, dt: Tensor) -> tuple[Affine, NetworkSteps] | tuple[None, None]:
+    def linear_steps(self) -> LinearSteps | None:
+        t, dt = self.step_times(0)
         drift, g = _ask(self.drift, "on_grid", t), _ask(self.diffusion, "without_state", t)
-        if g is None or not isinstance(drift, NetworkSteps) or drift.contraction:
-            return None, None
-        return (torch.ones_like(dt), torch.zeros_like(dt), g * dt.sqrt()), drift
+        if g is None or not isinstance(drift, GridNetwork) or drift.contraction:
+            return None
+        return LinearSteps(torch.ones_like(dt), torch.zeros_like(dt), g * dt.sqrt(), drift)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f, g = self._evaluate(t, z)
@@ -93,11 +95,6 @@ class SDEPath(PathDistribution):
     def _evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f = check_shape("drift", self.drift(t, z), t, z)
         return f, check_shape("diffusion", self.diffusion(t, z), t, z, broadcast=True)
-
-    def milstein(self, t: Tensor, dt: Tensor, z: Tensor, scale: Tensor) -> Tensor | None:
-        moved = z + scale
-        g = check_shape("diffusion", self.diffusion(t, moved), t, moved, broadcast=True)
-        return g * dt.sqrt() - scale
 
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f, g = self._evaluate(t, z)

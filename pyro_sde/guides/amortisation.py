@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyro
+import torch
 from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 
 from ..distributions import PathDistribution
-from .encoders import Observations, shaped
+from .encoders import Encoding, Observations, shaped
 
 __all__ = [
+    "EncodingCache",
     "arguments_of",
     "default_observations",
     "read",
@@ -64,6 +66,23 @@ def read(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Observations:
             "the data (forecast() does so)"
         )
     return shaped(*found)
+
+
+class EncodingCache:
+    """The encoding of observations that stay the same while a posterior is sampled."""
+
+    def __init__(self) -> None:
+        self._encoding: Encoding | None = None
+        self._versions: list[int] = []
+
+    def encode(self, encoder: nn.Module, observations: Observations) -> Encoding:
+        """Computed once without gradients, and again when the encoder has changed."""
+        if torch.is_grad_enabled():
+            return encoder(*observations)
+        versions = [p._version for p in encoder.parameters()]
+        if self._encoding is None or versions != self._versions:
+            self._encoding, self._versions = encoder(*observations), versions
+        return self._encoding
 
 
 def series_plate(frames: Iterable[Any]) -> Any:

@@ -22,19 +22,26 @@ from .._sharing import check_shared
 from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
 from ..series import check_series
-from .amortisation import default_observations, read, rows_of_batch, series_plate, serves
+from .amortisation import (
+    EncodingCache,
+    default_observations,
+    read,
+    rows_of_batch,
+    series_plate,
+    serves,
+)
 from .controls import MLPControl
 from .encoders import Encoding, Observations, as_observations
-from .ownership import claim_parameters
+from .latent_context import LatentContext, readable
+from .param_store import register_parameters
 from .path_posterior import PathPosterior
-from .reading import Reader, readable
-from .views import Views
-from .visibility import Rehearsal, Veil, is_recorded, weighed
+from .posterior_summary import PosteriorSummaryMixin
+from .visibility import HideFromOuterTrace, MaskObserved, inside_trace, with_latent_scale
 
 __all__ = ["AutoSDE"]
 
 
-class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
+class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
     r"""A guide whose path sites follow the posterior SDE: the model's own process pushed by a
     learned control u(t, z), that is, with the drift
 
@@ -73,8 +80,8 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         names to either.
     :param bool contraction: Let the posterior shrink the noise of each step too. A control of
         your own then returns ``(u, log c)``.
-    :param rest: The autoguide class of all other latents. Those inside of a plate that subsamples
-        need ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
+    :param other_guide: The autoguide class of all other latents. Those inside of a plate that
+        subsamples need ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
     :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
@@ -84,13 +91,15 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         times ``(series, n)``, values ``(series, n, obs_dim)`` and a mask ``(series, n)`` or of the
         shape of the values; by default the arguments of those names. NaN is missing. With a plate
         that subsamples, either all series or those of the mini-batch.
-    :param reads: Names of other latents that the control reads, u(t, z, latents), or True for all
-        that are in no plate but the path's. Without it the control is the same whatever the
-        latents are, and their posterior comes out too narrow where the path and they have to
-        move together: read what the drift depends on.
+    :param condition_on: Names of other latents that the control reads, u(t, z, latents), or True
+        for all that are in no plate but the path's. Without it the control is the same whatever
+        the latents are, and their posterior comes out too narrow where the path and they have to
+        move together: condition on what the drift depends on.
     :param bool compile: Take the steps of the paths in chunks that torch.compile has compiled:
         half a minute or so when shapes are met first, and then faster. Without a C++ compiler
         they are taken as always, with a warning.
+    :param former: The former names of two options: ``rest`` for ``other_guide``, ``reads`` for
+        ``condition_on``.
     """
 
     def __init__(
@@ -99,35 +108,41 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         *,
         control: Any = MLPControl,
         contraction: bool = False,
-        rest: Callable[..., Any] | None = AutoNormal,
+        other_guide: Callable[..., Any] | None = AutoNormal,
         name: str = "AutoSDE",
         amortized_plates: tuple[str, ...] = (),
         encoder: nn.Module | None = None,
         observations: Callable[..., Any] | None = None,
-        reads: bool | Sequence[str] = False,
+        condition_on: bool | Sequence[str] = False,
         compile: bool = False,
+        **former: Any,
     ) -> None:
+        other_guide = former.pop("rest", other_guide)
+        condition_on = former.pop("reads", condition_on)
+        if former:
+            raise TypeError(f"AutoSDE has no option {next(iter(former))!r}")
         super().__init__(model, amortized_plates=amortized_plates)
         if observations is not None and encoder is None:
             raise ValueError("observations are what an encoder reads: give AutoSDE an encoder too")
-        self._reads = (reads,) if isinstance(reads, str) else reads
+        self._condition_on = (condition_on,) if isinstance(condition_on, str) else condition_on
         self.encoder: Any = encoder
         self._observations = observations
         self._encoding: Encoding | None = None
         self._given: Observations | None = None
+        self._given_encoding = EncodingCache()
         self._pyro_name = name
-        self._control, self._rest_class = control, rest
+        self._control, self._other_guide = control, other_guide
         self.contraction, self._compiles = bool(contraction), bool(compile)
         self.path_sites: tuple[str, ...] = ()
         self.other_sites: tuple[str, ...] = ()
-        self._rest_trace: Trace | None = None
+        self._other_trace: Trace | None = None
 
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:
         if name.endswith("AutoCallable._guide"):
             raise TypeError(
                 "AutoSDE cannot be a part of an AutoGuideList: the list runs the model apart from "
                 "it, on other draws. Use AutoSDE alone and name the guide of the other latents: "
-                "AutoSDE(model, rest=AutoNormal)"
+                "AutoSDE(model, other_guide=AutoNormal)"
             )
         super()._pyro_set_supermodule(name, context)
 
@@ -136,13 +151,15 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         return {
             k: v
             for k, v in state.items()
-            if k not in ("trace", "_rest_trace", "_encoding", "_given", "_example")
+            if k
+            not in ("trace", "_other_trace", "_encoding", "_given", "_given_encoding", "_example")
         }
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self.trace, self._rest_trace = Trace(), None
+        self.trace, self._other_trace = Trace(), None
         self._encoding = self._given = self._example = None
+        self._given_encoding = EncodingCache()
 
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
         """Build every parameter, from one run of the model on the given arguments.
@@ -166,13 +183,13 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
             self._set_up_encoder(args, kwargs, latents, paths)
             self.paths = PyroModule()
             for name, wrapped in paths.items():
-                reads = readable(self._reads, latents, paths, name)
-                posterior = self._posterior(name, wrapped, latents[name], reads)
+                context = readable(self._condition_on, latents, paths, name)
+                posterior = self._posterior(name, wrapped, latents[name], context)
                 deep_setattr(self.paths, name, posterior)
             others = frozenset(latents) - frozenset(paths)
-            if others and self._rest_class is not None:
+            if others and self._other_guide is not None:
                 hidden = functools.partial(_hide_all_but, others)
-                self.rest = self._rest_class(poutine.block(self.model, hide_fn=hidden))
+                self.rest = self._other_guide(poutine.block(self.model, hide_fn=hidden))
                 self.rest(*args, **kwargs)
         self.path_sites, self.other_sites = tuple(paths), tuple(sorted(others))
         self._example = args, kwargs
@@ -185,8 +202,8 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
                 "use AutoNormal or another autoguide of Pyro"
             )
         others = sorted(set(latents) - set(paths))
-        if others and self._rest_class is None:
-            raise ValueError(f"rest=None leaves the latents {others} without a guide")
+        if others and self._other_guide is None:
+            raise ValueError(f"other_guide=None leaves the latents {others} without a guide")
         if isinstance(self._control, Mapping):
             unknown = sorted(set(self._control) - set(paths))
             if unknown:
@@ -215,7 +232,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         self.encoder.take_units(observations)
 
     def _posterior(
-        self, name: str, wrapped: WrappedPath, site: Any, reads: dict[str, Any]
+        self, name: str, wrapped: WrappedPath, site: Any, context: dict[str, Any]
     ) -> PathPosterior:
         shape = list(wrapped.path.batch_shape)
         for frame in site["cond_indep_stack"]:
@@ -238,7 +255,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
             start,
             self.encoder if name in self._amortised else None,
             self._compiles,
-            Reader(reads, wrapped.event_dims) if reads else None,
+            LatentContext(context, wrapped.event_dims) if context else None,
         )
 
     @pyro_method
@@ -251,28 +268,28 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         """
         self.setup(*args, **kwargs)
         check_shared(self.named_parameters())
-        claim_parameters(self)
-        self.trace, self._rest_trace = Trace(), None  # the last draw, before there is another
+        register_parameters(self)
+        self.trace, self._other_trace = Trace(), None  # the last draw, before there is another
         self._encoding = None
-        rest = getattr(self, "rest", None)
-        if rest is not None:
-            with Rehearsal():
-                self._rest_trace = poutine.trace(rest).get_trace(*args, **kwargs)
-        with Veil(self._is_latent) if is_recorded() else nullcontext():
+        others = getattr(self, "rest", None)
+        if others is not None:
+            with HideFromOuterTrace():
+                self._other_trace = poutine.trace(others).get_trace(*args, **kwargs)
+        with MaskObserved(self._is_latent) if inside_trace() else nullcontext():
             samples = super().__call__(*args, **kwargs)
         return {name: samples[name] for name in samples if self._is_latent(name)}
 
     def _is_latent(self, name: str) -> bool:
         return name in self.path_sites or (
-            self._rest_trace is not None and name in self._rest_trace.nodes
+            self._other_trace is not None and name in self._other_trace.nodes
         )
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
         if msg["is_observed"]:
             return
-        if self._rest_trace is not None and name in self._rest_trace.nodes:
-            site = self._rest_trace.nodes[name]
+        if self._other_trace is not None and name in self._other_trace.nodes:
+            site = self._other_trace.nodes[name]
             if not site_is_subsample(msg):
                 msg["infer"]["prior"] = msg["fn"]
                 msg["fn"] = site["fn"]
@@ -292,7 +309,7 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
         if self._given is not None:
             until = self._end_of_data(self._given, wrapped.path, name in self._amortised)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
-        return wrapped.rewrap(posterior(wrapped.path, encoding, until, self._rest_trace))
+        return wrapped.rewrap(posterior(wrapped.path, encoding, until, self._other_trace))
 
     @staticmethod
     def _end_of_data(given: Observations, path: PathDistribution, is_amortised: bool) -> Tensor:
@@ -311,18 +328,21 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
             observations = self._given
             if observations is None:
                 observations = self._read(*self.args_kwargs)
-            observations = rows_of_batch(observations, path).clean()
+            rows = rows_of_batch(observations, path)
+            clean = rows.clean()
             if is_validation_enabled():
                 times = path.times
-                check_series(*observations, start=float(times.min()), end=float(times.max()))
-            self._encoding = self.encoder(*observations)
+                check_series(*clean, start=float(times.min()), end=float(times.max()))
+            reused = self._given_encoding if rows is self._given else EncodingCache()
+            self._encoding = reused.encode(self.encoder, clean)
         return self._encoding
 
     @contextmanager
     def given(self, observations: tuple) -> Iterator[None]:
         """Inside, the posterior is that given these observations (times, values, mask), whatever
-        the guide is called with, and after the last of them the prior takes over."""
-        self._given = as_observations(*observations)
+        the guide is called with, and after the last of them the prior takes over. Without
+        gradients an encoder reads them once."""
+        self._given, self._given_encoding = as_observations(*observations), EncodingCache()
         try:
             yield
         finally:
@@ -335,15 +355,17 @@ class AutoSDE(Views, AutoMessenger):  # type: ignore[metaclass]
             if site["type"] == "sample" and "prior" in site["infer"]:
                 guide_trace.add_node(name, **site)
                 model_trace.nodes[name] = {**site, "fn": site["infer"]["prior"]}
-        if self._rest_trace is not None:
-            for name, site in self._rest_trace.nodes.items():
+        if self._other_trace is not None:
+            for name, site in self._other_trace.nodes.items():
                 if site["type"] == "sample" and site["infer"].get("is_auxiliary"):
-                    guide_trace.add_node(name, **weighed(name, site, model_trace, self.other_sites))
+                    guide_trace.add_node(
+                        name, **with_latent_scale(name, site, model_trace, self.other_sites)
+                    )
         return model_trace, guide_trace
 
 
 def _hide_all_but(names: frozenset[str], msg: Any) -> bool:
-    """Hide the paths, and what was observed when the guide was set up, from the rest guide."""
+    """Hide the paths, and what was observed when the guide was set up, from the other guide."""
     if msg["type"] != "sample" or site_is_subsample(msg):
         return False
     return msg["name"] not in names

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._operations import has_hooks
-from ..distributions.fused import NetworkSteps, network
+from .._ops.common import has_hooks
+from ..simulation.network import GridNetwork, network, split_control
 
 __all__ = ["MLPControl"]
 
@@ -141,10 +141,8 @@ class MLPControl(nn.Module):
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
         last = (self.last.weight, self.last.bias)
         out = network(z, self._weights(), self._biases(t, context), last)
-        if not self.contraction:
-            return out
-        u, log_c = out.chunk(2, -1)
-        return u, log_c
+        u, log_c = split_control(out, self.contraction)
+        return u if log_c is None else (u, log_c)
 
     def _biases(self, t: Tensor, context: Tensor | None) -> list[Tensor]:
         features = self.time_features(t)
@@ -153,30 +151,30 @@ class MLPControl(nn.Module):
             biases[0] = biases[0] + self.context(context)
         return biases
 
-    def on_grid(self, t: Tensor, context: Tensor | None = None) -> NetworkSteps | None:
-        """The control as a function of the step's number, all that depends on time known now.
+    def on_grid(self, t: Tensor, context: Tensor | None = None) -> GridNetwork | None:
+        """The control on the grid ``t``, all that depends on time computed ahead.
 
-        None if a subclass has a ``forward`` of its own, or there are hooks on it: paths then call
-        that at every step.
+        None if a subclass overrides ``forward`` or the module has hooks: paths then call the module
+        at every step.
         """
         if type(self).forward is not MLPControl.forward or has_hooks(self):
             return None
-        n, layers, known = len(t), list[Any](self.biases), list[Tensor]()
+        n, layers, inputs = len(t), list[Any](self.biases), list[Tensor]()
         if t.numel() == n:  # one grid for all
             features = self.time_features(t).reshape(n, -1)
             biases = [bias(features) for bias in layers]
-            reads = [bias.weight[:, :0] for bias in layers]
+            weights = [bias.weight[:, :0] for bias in layers]
         else:
             *fixed, learned = self._parts(t)
-            known = [torch.cat(fixed, -1), learned]
+            inputs = [torch.cat(fixed, -1), learned]
             biases = [bias.bias.expand(n, -1) for bias in layers]
-            reads = [bias.weight for bias in layers]
+            weights = [bias.weight for bias in layers]
         if self.context is not None and context is not None:
             context = context.reshape((1,) * (t.dim() - context.dim()) + context.shape)
-            known.append(context.expand(n, *context.shape[1:]))
-            reads[0] = torch.cat([reads[0], self.context.weight], 1)
+            inputs.append(context.expand(n, *context.shape[1:]))
+            weights[0] = torch.cat([weights[0], self.context.weight], 1)
         last = (self.last.weight, self.last.bias)
-        steps = NetworkSteps(self._weights(), biases, last, self.contraction)
-        if known:
-            steps.known, steps.reads = known, reads
-        return steps
+        grid = GridNetwork(self._weights(), biases, last, self.contraction)
+        if inputs:
+            grid.context, grid.context_weights = inputs, weights
+        return grid

@@ -1,4 +1,4 @@
-"""From the observations of many series to what their posteriors need to know."""
+"""Encoders: from the observations of many series to the context of their posteriors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from .gru import run_gru
-from .looking import look
+from .._ops.gathered_mlp import gathered_mlp
+from .._ops.gru import run_gru
 
 __all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations", "shaped"]
 
 
 class Encoding(NamedTuple):
-    """What an encoder found out about S series."""
+    """What an encoder knows of S series."""
 
     start: Callable[[Tensor], Tensor]
     """From the time t_0, of shape ``()`` or ``(S,)``, to what is known, ``(S, hidden)``."""
@@ -225,8 +225,8 @@ class GRUEncoder(_Encoder):
         when = pad(late, (1, 0), value=torch.inf).t()
         series = torch.arange(len(times), device=late.device)
 
-        def say(layer: nn.Linear, t: Tensor, inclusive: bool = False) -> Tensor:
-            """That layer of what is known at times of shape (..., S or 1)."""
+        def evaluate(layer: nn.Linear, t: Tensor, inclusive: bool = False) -> Tensor:
+            """``layer`` applied to what is known at times of shape (..., S or 1)."""
             t = t.expand(*t.shape[:-1], len(times))
             at = t.to(late).reshape(-1, len(times))
             # How many observations come after t, which is the number of the next one.
@@ -235,13 +235,14 @@ class GRUEncoder(_Encoder):
             waiting = _waiting(gap / self.gap) * (index > 0).unsqueeze(-1)
             row = (len(times) * index + series).flatten()
             weights = (self.wait.weight, layer.weight, layer.bias)
-            return look(known, row, waiting.flatten(0, 1), *weights).reshape(*t.shape, -1)
+            out = gathered_mlp(known, row, waiting.flatten(0, 1), *weights)
+            return out.reshape(*t.shape, -1)
 
         def context(t: Tensor) -> Tensor:
-            return say(self.out, t)
+            return evaluate(self.out, t)
 
         def start(t: Tensor) -> Tensor:
-            return torch.tanh(say(self.first, t, inclusive=True))
+            return torch.tanh(evaluate(self.first, t, inclusive=True))
 
         return Encoding(start, context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch.distributions import Distribution
 
 from ..distributions import ControlledPath, ODEPath, PathDistribution
 from ..distributions.wrapping import WrappedPath
+from ..simulation.base import GridControl, grid_control
+from ..simulation.network import GridNetwork
 from .encoders import Encoding
-from .reading import Reader, beside, location_and_scale
+from .latent_context import LatentContext, concat_context, location_and_scale
 
 __all__ = ["PathPosterior"]
 
@@ -36,7 +39,7 @@ class PathPosterior(PyroModule):
     :param encoder: What tells the control about each series, and gives the law of its start, in
         the place of embeddings.
     :param compile: Whether the steps of its paths are compiled.
-    :param reader: What tells the control about other latents.
+    :param latents: The other latents that the control is conditioned on.
     """
 
     embedding: Any
@@ -53,10 +56,10 @@ class PathPosterior(PyroModule):
         start: tuple[Tensor, Tensor] | None = None,
         encoder: Any = None,
         compile: bool = False,
-        reader: Reader | None = None,
+        latents: LatentContext | None = None,
     ) -> None:
         super().__init__()
-        path, self.compiles, self.reader = wrapped.path, compile, reader
+        path, self.compiles, self.reader = wrapped.path, compile, latents
         self.dim, self.contraction = path.event_shape[-1], contraction
         self.has_embedding = _is_factory(control) and shape.numel() > 1 and encoder is None
         self.has_start = not isinstance(path.initial, Tensor)
@@ -70,7 +73,7 @@ class PathPosterior(PyroModule):
             if times.dim() > 1:  # every series has a grid of its own: spread one over them all
                 times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
             context = encoder.context if encoder is not None else EMBEDDING * self.has_embedding
-            context += 0 if reader is None else len(reader.loc)
+            context += 0 if latents is None else len(latents.loc)
             control = control(self.dim, times=times, context=context, contraction=contraction)
             control = control.to(dtype=like.dtype, device=like.device)
         if not isinstance(path, ODEPath):
@@ -119,9 +122,9 @@ class PathPosterior(PyroModule):
         if encoding is not None:
             context = _of_batch(encoding.context, prior)
         elif self.has_embedding:
-            context = beside(None, self.embedding)
+            context = concat_context(None, self.embedding)
         if self.reader is not None:
-            context = beside(context, self.reader(others))
+            context = concat_context(context, self.reader(others))
         if context is not None:
             control = _WithContext(control, context)
         if until is not None:
@@ -143,7 +146,7 @@ class PathPosterior(PyroModule):
 
 
 def _of_batch(f: Callable[[Tensor], Tensor], prior: PathDistribution) -> Callable[[Tensor], Tensor]:
-    """What an encoding says at times of shape (..., 1), for the batch of ``prior``."""
+    """A function of an encoding, at times of shape (..., 1), for the batch of ``prior``."""
     if prior.batch_shape:
         return lambda t: f(t.squeeze(-1))
     return lambda t: f(t).squeeze(-2)  # one series alone, outside of any plate
@@ -158,13 +161,8 @@ class _WithContext:
     def __call__(self, t: Tensor, z: Tensor) -> Any:
         return self.control(t, z, self.context(t))
 
-    @property
-    def on_grid(self) -> Any:
-        prepare = self.control.on_grid
-        return lambda t: prepare(t, self.context(t))
-
-    def stepwise(self, t: Tensor) -> tuple[tuple[Tensor], Any]:
-        return (self.context(t),), self.control
+    def on_grid(self, t: Tensor) -> GridControl:
+        return grid_control(self.control, t, self.context(t))
 
 
 class _Until:
@@ -174,22 +172,34 @@ class _Until:
         self.control, self.end = control, end.unsqueeze(-1)
 
     def __call__(self, t: Tensor, z: Tensor) -> Any:
-        return self._cut(self.control(t, z), t < self.end)
+        return _silence(self.control(t, z), t < self.end)
 
-    @property
-    def on_grid(self) -> Any:
-        prepare = self.control.on_grid
+    def on_grid(self, t: Tensor) -> GridControl:
+        control, active = grid_control(self.control, t), t < self.end
+        if isinstance(control, GridNetwork):
+            return replace(control, active=active)
+        return _Silenced(control, (*control.known, active))
 
-        def on_grid(t: Tensor) -> Callable[[int, Tensor], Any] | None:
-            step, goes_on = prepare(t), (t < self.end).unbind(0)
-            return None if step is None else lambda i, z: self._cut(step(i, z), goes_on[i])
 
-        return on_grid
+@dataclass
+class _Silenced:
+    """A control on a grid that is zero where the last row says so."""
 
-    def _cut(self, out: Any, goes_on: Tensor) -> Any:
-        if isinstance(out, tuple):
-            return tuple(torch.where(goes_on, x, 0.0) for x in out)
-        return torch.where(goes_on, out, 0.0)
+    control: GridControl
+    known: tuple[Tensor, ...]
+
+    def __call__(self, z: Tensor, *rows: Tensor) -> Any:
+        *known, active = rows
+        return _silence(self.control(z, *known), active)
+
+
+def _silence(out: Any, active: Tensor) -> Any:
+    if isinstance(out, tuple):
+        u, contraction = out
+        is_matrix = contraction.dim() > u.dim()
+        kept = active.unsqueeze(-1) if is_matrix else active
+        return torch.where(active, u, 0.0), torch.where(kept, contraction, 0.0)
+    return torch.where(active, out, 0.0)
 
 
 def _is_factory(control: Any) -> bool:

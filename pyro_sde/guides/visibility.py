@@ -1,4 +1,4 @@
-"""What others see of a guide that runs the model inside itself."""
+"""What outer handlers see of a guide that runs the model inside itself."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import site_is_subsample
 
-__all__ = ["Rehearsal", "Veil", "is_recorded", "weighed"]
+__all__ = ["HideFromOuterTrace", "MaskObserved", "inside_trace", "with_latent_scale"]
 
 
-def is_recorded() -> bool:
-    """Whether somebody outside traces us as an ordinary guide, as Predictive and Importance do.
+def inside_trace() -> bool:
+    """Whether an outer handler traces the guide, as Predictive and Importance do.
 
     The ELBOs do not: they ask for both traces with ``get_traces``.
     """
     return any(isinstance(f, TraceMessenger) and not f.param_only for f in _PYRO_STACK)
 
 
-class Veil(Messenger):
-    """Shows the likelihood of the model's run without its density, which is not the guide's.
+class MaskObserved(Messenger):
+    """Masks the observed sites of the model's run in an outer trace: their density is not the
+    guide's.
 
-    Its plates stay visible. The guide's own trace, further inside, is written after this one
-    has put the mask back.
+    Plates stay visible. The guide's own trace, further inside, is written after the mask has been
+    put back.
     """
 
     def __init__(self, is_latent: Callable[[str], bool]) -> None:
@@ -44,10 +45,10 @@ class Veil(Messenger):
             msg["mask"] = self.masks.pop(msg["name"])
 
 
-class Rehearsal(Messenger):
-    """Keeps outside traces from recording sites that the model's run will show once more.
+class HideFromOuterTrace(Messenger):
+    """Keeps outer traces from recording sites that the run of the model will show once more.
 
-    Auxiliary sites do not come again and are left alone.
+    Auxiliary sites do not come again and stay visible.
     """
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -59,11 +60,11 @@ class Rehearsal(Messenger):
             del msg["infer"]["is_auxiliary"]
 
 
-def weighed(name: str, site: Any, model_trace: Trace, latents: Iterable[str]) -> dict:
-    """A site that a guide has beside those of the model, with the scale and the mask of the
-    latents it is drawn for: what stands around the model does not stand around the guide.
+def with_latent_scale(name: str, site: Any, model_trace: Trace, latents: Iterable[str]) -> dict:
+    """An auxiliary site of a guide, with the scale and the mask of the latents that it is drawn
+    for: handlers around the model are not around the guide.
 
-    :param latents: Whose draw it is, where its name does not tell.
+    :param latents: The latents that it is drawn for, where its name does not tell.
     """
     nodes: dict[str, Any] = dict(model_trace.nodes)
     base = name.removesuffix("_unconstrained")

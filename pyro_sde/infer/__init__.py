@@ -2,13 +2,15 @@
 
 from .annealing import anneal_kl, kl_weight
 from .elbo import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO
+from .elbo_terms import ElboParts, ElboTerms, PathParts, PathTerms, record_parts
 from .girsanov import GirsanovTerms, girsanov
-from .parts import ElboParts, PathParts, record_parts
 
 __all__ = [
     "ElboParts",
+    "ElboTerms",
     "GirsanovTerms",
     "PathParts",
+    "PathTerms",
     "TraceMeanFieldSDE_ELBO",
     "TraceSDE_ELBO",
     "anneal_kl",

@@ -18,11 +18,11 @@ from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 
 from .._sharing import shared_parameters_only
-from ..distributions.guard import defer_scoring, score_as_usual
-from ..distributions.tolerance import current_tolerance
+from ..distributions.guard import restore_path_log_prob, skip_path_log_prob
 from ..distributions.wrapping import unwrap
+from ..simulation.tolerance import current_tolerance
+from .elbo_terms import ElboTerms, current_terms
 from .girsanov import ESTIMATORS, path_divergence
-from .parts import ElboParts, current_parts
 
 __all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
 
@@ -57,11 +57,11 @@ class _PathELBO:
                 "(poutine.scale, poutine.condition, ...) applied beforehand"
             )
         traces = super()._get_traces(model, guide, args, kwargs)  # type: ignore[misc]
-        parts = current_parts()
+        parts = current_terms()
         return traces if parts is None else self._recorded(traces, parts)
 
     def _recorded(
-        self, traces: Iterator[tuple[Trace, Trace]], parts: ElboParts
+        self, traces: Iterator[tuple[Trace, Trace]], parts: ElboTerms
     ) -> Iterator[tuple[Trace, Trace]]:
         parts.clear()
         elbo: Any = self
@@ -80,9 +80,9 @@ class _PathELBO:
                 "their grid, and a path that was solved off it has no density under them. Train "
                 "outside; tolerance() is for prediction"
             )
-        with shared_parameters_only(), defer_scoring():
+        with shared_parameters_only(), skip_path_log_prob():
             model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
-                score_as_usual()(model), score_as_usual()(guide), args, kwargs
+                restore_path_log_prob()(model), restore_path_log_prob()(guide), args, kwargs
             )
         for name, site in model_trace.nodes.items():
             if site["type"] == "sample" and unwrap(site["fn"]) is not None:
@@ -90,10 +90,10 @@ class _PathELBO:
                 if not site["is_observed"] and other is not None and _is_drawn_path(other["fn"]):
                     self._rewrite(name, site, other)
                 else:
-                    _forget_score(site)
+                    _forget_log_prob(site)
         for site in guide_trace.nodes.values():
             if "score_parts" in site and "path_divergence" not in site and unwrap(site["fn"]):
-                _forget_score(site)
+                _forget_log_prob(site)
         # Paths that are no model/guide pair (observed ones, say) get their own density after all.
         model_trace.compute_log_prob()
         guide_trace.compute_score_parts()
@@ -107,7 +107,7 @@ class _PathELBO:
                     f"poutine.{key} to both"
                 )
         watch = None
-        if current_parts() is not None:
+        if current_terms() is not None:
             watch = functools.partial(guide_site.__setitem__, "path_terms")
         term = path_divergence(
             guide_site["fn"], model_site["fn"], guide_site["value"], self.path_estimator, watch
@@ -129,7 +129,7 @@ def _is_drawn_path(fn: Any) -> bool:
     return fn.has_rsample and unwrap(fn) is not None
 
 
-def _forget_score(site: dict) -> None:
+def _forget_log_prob(site: dict) -> None:
     for key in ("unscaled_log_prob", "log_prob", "log_prob_sum", "score_parts"):
         site.pop(key, None)
 

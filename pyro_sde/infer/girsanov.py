@@ -1,14 +1,7 @@
-r"""The log ratio of two path measures, taken apart.
+r"""The KL of a path site and its estimators, from the log ratio of guide and model.
 
-A step of q and p differs by a shift w (in units of the prior's scale) and, with contraction, by
-a factor c of the scale. With eps the standard normal draw of the step,
-
-.. math::
-
-    \log q - \log p = \underbrace{\tfrac12 (w^2 + c^2 - 1) - \log c}_{\text{KL of the step}}
-        + \underbrace{w c\,\varepsilon + \tfrac12 (c^2 - 1)(\varepsilon^2 - 1)}_{\text{mean zero}}
-
-For c = 1 and :math:`w = u \sqrt{dt}` the sums over the steps are Girsanov's two terms,
+The formulas are those of :mod:`pyro_sde.simulation.ratio`. Without contraction and with
+:math:`w = u \sqrt{dt}`, the sums over the steps are Girsanov's two terms,
 :math:`\tfrac12 \int |u|^2 dt` and :math:`\int u\,dB`.
 """
 
@@ -21,10 +14,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence
 
+from .._ops.common import inside_func
+from .._ops.first_order import first_order_only
 from ..distributions.path import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
-from .parts import PathTerms
-from .steps import AnySteps, LeanSteps, Steps, compare
+from ..simulation.ratio import LogRatio, stopped
+from .comparison import log_ratio
+from .elbo_terms import PathDivergence
 
 __all__ = ["ESTIMATORS", "GirsanovTerms", "girsanov", "path_divergence"]
 
@@ -52,7 +48,7 @@ def _initial_divergence(
     q: PathDistribution, p: PathDistribution, z0: Tensor, estimator: str
 ) -> Tensor | float:
     q0, p0 = q.initial, p.initial
-    if q0 is p0 or _is_same_memory(q0, p0):
+    if q0 is p0 or _is_same_view(q0, p0):
         return 0.0
     if isinstance(p0, Tensor):
         tol = 64 * torch.finfo(p0.dtype).eps
@@ -73,29 +69,27 @@ def _initial_divergence(
     if estimator != "stl":
         return q0.log_prob(z0) - p0.log_prob(z0)
     if _is_normal(q0) and _is_normal(p0):
-        return _normal_start(q0.base_dist, p0.base_dist, z0).stopped()
+        return _stopped_normal_start(q0.base_dist, p0.base_dist, z0)
     return _stopped_log_prob(q0, z0) - p0.log_prob(z0)
 
 
-def _is_same_memory(a: Any, b: Any) -> bool:
+def _is_same_view(a: Any, b: Any) -> bool:
     """Whether two tensors are views of the same numbers: nothing to compare."""
-    return (
-        isinstance(a, Tensor)
-        and isinstance(b, Tensor)
-        and (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
-    )
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or inside_func():
+        return False  # tensors inside of torch.func have no address
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
 
 
 def _is_normal(d: Distribution) -> TypeGuard[Independent]:
     return isinstance(d, Independent) and isinstance(d.base_dist, Normal)
 
 
-def _normal_start(q0: Normal, p0: Normal, z0: Tensor) -> Steps:
-    """A Normal start under a Normal prior is one more step, from nowhere."""
+def _stopped_normal_start(q0: Normal, p0: Normal, z0: Tensor) -> Tensor:
+    """A Normal start under a Normal prior is one more step, from no state."""
     w = (q0.loc - p0.loc) / p0.scale
-    log_c = q0.scale.log() - p0.scale.log()
-    eps = (z0 - q0.loc) / q0.scale
-    return Steps(w.unsqueeze(0), log_c.unsqueeze(0), eps.unsqueeze(0), taps=lambda *_: ())
+    contraction = q0.scale.log() - p0.scale.log()
+    eps = ((z0 - q0.loc) / q0.scale).detach()
+    return stopped(*torch.broadcast_tensors(w, contraction, eps))
 
 
 def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
@@ -155,8 +149,8 @@ def girsanov(q: Distribution, p: Distribution, value: Tensor) -> GirsanovTerms:
     :param value: A path.
     """
     outer, q_path, p_path, path = _pair(q, p, value)
-    steps = compare(q_path, p_path, path)
-    return GirsanovTerms(outer.reduce(steps.kl()), outer.reduce(steps.martingale()))
+    ratio = log_ratio(q_path, p_path, path)
+    return GirsanovTerms(outer.reduce(ratio.kl()), outer.reduce(ratio.martingale()))
 
 
 def path_divergence(
@@ -164,7 +158,7 @@ def path_divergence(
     p: Distribution,
     value: Tensor,
     estimator: str,
-    watch: Callable[[PathTerms], None] | None = None,
+    watch: Callable[[PathDivergence], None] | None = None,
 ) -> Tensor:
     """An estimate of KL(q || p) from one path, the initial state included.
 
@@ -174,33 +168,31 @@ def path_divergence(
     :param watch: Called with what the estimate is made of.
     """
     outer, q_path, p_path, path = _pair(q, p, value)
-    steps = compare(q_path, p_path, path)
+    ratio = log_ratio(q_path, p_path, path)
     if estimator == "stl":
-        term = steps.stopped()
+        term = ratio.stopped()
     else:
-        term = steps.kl() if estimator == "kl" else steps.kl() + steps.martingale()
+        term = ratio.kl() if estimator == "kl" else ratio.kl() + ratio.martingale()
     start = _initial_divergence(q_path, p_path, path[..., 0, :], estimator)
     if watch is not None:
         with torch.no_grad():
-            watch(_terms(steps, start, term, q_path, outer))
-    return outer.reduce(term + start)
+            watch(_terms(ratio, start, term, q_path, outer))
+    total = outer.reduce(term + start)
+    return first_order_only(total) if estimator == "stl" else total
 
 
 def _terms(
-    steps: AnySteps,
+    ratio: LogRatio,
     start: Tensor | float,
     like: Tensor,
     path: PathDistribution,
     outer: WrappedPath,
-) -> PathTerms:
-    by_step = None
-    if not isinstance(steps, LeanSteps):
-        by_step = steps.kl_of_steps()
-        by_step = outer.reduce(by_step.expand(by_step.shape[:1] + like.shape))
-    return PathTerms(
+) -> PathDivergence:
+    by_step = ratio.kl_by_step()
+    return PathDivergence(
         path.times,
         path.event_shape[-1],
         outer.reduce(torch.zeros_like(like) + start),
-        outer.reduce(steps.kl().expand_as(like)),
-        by_step,
+        outer.reduce(by_step.sum(0).expand_as(like)),
+        outer.reduce(by_step.expand(by_step.shape[:1] + like.shape)),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pyro
@@ -15,18 +17,22 @@ from pyro.poutine.runtime import _PYRO_STACK, am_i_wrapped
 from torch import Tensor, nn
 
 from ..distributions import OrnsteinUhlenbeck
-from ..distributions.tolerance import current_tolerance
+from ..simulation.tolerance import current_tolerance
 from ..solvers import evaluations, integrate
 from ..solvers.adaptive import integrate_adaptively
-from ..solvers.elsewhere import current_solver
 from ..solvers.integrate import check_method
 from .energy import ENERGIES, with_energies
-from .weights import Skeleton
+from .functional_field import FunctionalField
 
 __all__ = ["SDEBlock"]
 
 PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
 """The plates that Pyro itself puts around a model."""
+
+
+Solver = Callable[[Any, Tensor], Tensor]
+
+_block_solver: ContextVar[Solver | None] = ContextVar("pyro_sde_block_solver", default=None)
 
 
 class SDEBlock(PyroModule):
@@ -123,7 +129,7 @@ class SDEBlock(PyroModule):
             raise ValueError(f"steps must be an integer of at least 1: found {steps!r}")
         if not isinstance(augment, int) or augment < 0:
             raise ValueError(f"augment must be an integer of at least 0: found {augment!r}")
-        self.skeleton = Skeleton(field)
+        self.skeleton = FunctionalField(field)
         self.augment, self.method, self.name, self.initial = augment, method, name, initial
         self.memory, self._compiles = memory, compile
         self.regularise = dict(regularise or {})
@@ -174,6 +180,19 @@ class SDEBlock(PyroModule):
         """How often the field is evaluated in one pass."""
         return evaluations(self.method, len(self.times) - 1)
 
+    @staticmethod
+    @contextmanager
+    def solved_by(solver: Solver) -> Iterator[None]:
+        """Inside, ``solver(block, h)`` returns the output of every block, and draws its weights.
+
+        :param solver: Called with the block and its augmented input.
+        """
+        token = _block_solver.set(solver)
+        try:
+            yield
+        finally:
+            _block_solver.reset(token)
+
     def prior(self) -> OrnsteinUhlenbeck:
         """The law of the weights."""
         initial: Any = self.start
@@ -188,9 +207,9 @@ class SDEBlock(PyroModule):
             zeros = list(h.shape)
             zeros[self.channel_dim] = self.augment
             h = torch.cat([h, h.new_zeros(zeros)], self.channel_dim)
-        elsewhere = current_solver()
-        if elsewhere is not None:
-            return elsewhere(self, h)
+        solver = _block_solver.get()
+        if solver is not None:
+            return solver(self, h)
         w = self._weights()
         lead = torch.Size(w.shape[:-2])
         while lead and lead[-1] == 1:  # the places that Pyro leaves for the model's own plates

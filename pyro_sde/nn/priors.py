@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._operations import has_hooks
-from ..distributions.fused import NetworkSteps
+from .._ops.common import has_hooks
+from ..simulation.network import GridNetwork
 
 __all__ = ["NeuralDiffusion", "NeuralDrift"]
 
@@ -57,33 +57,34 @@ class NeuralDrift(nn.Module):
             z = torch.cat([z, t.expand(*z.shape[:-1], 1)], -1)
         return self.net(z)
 
-    def on_grid(self, t: Tensor) -> NetworkSteps | None:
-        """The drift as a function of the step's number; None where it is more than its layers."""
+    def on_grid(self, t: Tensor) -> GridNetwork | None:
+        """The drift on the grid ``t``; None where it is more than its layers."""
         layers: list[Any] = list(self.net)
-        linear, units = layers[::2], layers[1::2]
-        kinds = {type(u) for u in units}
+        linear, activations = layers[::2], layers[1::2]
+        kinds = {type(a) for a in activations}
         names = {nn.Softplus: "softplus", nn.Tanh: "tanh"}
         plain = (
             type(self).forward is NeuralDrift.forward
             and len(kinds) == 1
             and kinds <= names.keys()
             and all(type(layer) is nn.Linear for layer in linear)
-            and all((u.beta, u.threshold) == (1, 20) for u in units if isinstance(u, nn.Softplus))
+            and all((a.beta, a.threshold) == (1, 20) for a in activations if type(a) is nn.Softplus)
             and not has_hooks(*self.modules())
         )
         if not plain:
             return None
         weights, biases = [x.weight for x in linear[:-1]], [x.bias for x in linear[:-1]]
         last, n = (linear[-1].weight, linear[-1].bias), len(t)
-        steps = NetworkSteps(weights, [b.expand(n, -1) for b in biases], last)
-        steps.units = names[kinds.pop()]
+        grid = GridNetwork(weights, [b.expand(n, -1) for b in biases], last)
+        grid.activation = names[kinds.pop()]
         if self.time:
             weights[0], of_time = weights[0].split([weights[0].shape[1] - 1, 1], 1)
             if t.numel() == n:
-                steps.biases[0] = biases[0] + t.reshape(n, 1) * of_time.squeeze(-1)
+                grid.biases[0] = biases[0] + t.reshape(n, 1) * of_time.squeeze(-1)
             else:
-                steps.known, steps.reads = [t], [of_time, *(w[:, :0] for w in weights[1:])]
-        return steps
+                grid.context = [t]
+                grid.context_weights = [of_time, *(w[:, :0] for w in weights[1:])]
+        return grid
 
 
 class NeuralDiffusion(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..distributions.refine import State, adapt, step_of, time_at
-from ..distributions.tolerance import tolerance
+from ..simulation.adaptive import State, adapt, step_function, time_at
+from ..simulation.tolerance import tolerance
 
 __all__ = ["integrate_adaptively"]
 
@@ -29,9 +29,9 @@ def integrate_adaptively(
             "they do between the times of their grid is not known. Call guide or model inside of "
             "it, with the same `with` block for the draw and for the prediction"
         )
-    law, shape = refined.path, path.shape[:-2] + path.shape[-1:]
-    advance = step_of(refined)
-    times = law.times
+    shape = path.shape[:-2] + path.shape[-1:]
+    advance = step_function(refined)
+    times = refined.task.target.times
     slopes: list[tuple[Tensor, Tensor]] = []
     calls = 0
 
@@ -57,4 +57,4 @@ def integrate_adaptively(
         return w_next, h + 0.5 * dt * (k + evaluate(b, h + dt * k, w_next))
 
     span = (0, len(times) - 1)
-    return adapt(step, (refined.z0, h0), refined, tol, lambda: calls, span)[1]
+    return adapt(step, (refined.task.z0, h0), refined, tol, lambda: calls, span)[1]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .._compiling import chunks, compiled
 from .._errors import SolutionError
-from .._lean import Grads, Vjp, check_memory, run_leanly
-from .._operations import inside_of_func
-from .reversible import OnGrid, ReversibleHeun, reversible_heun, states_of
+from .._ops.common import inside_func
+from .._ops.recompute import Grads, LocalVjp, check_memory, run_recomputed
+from .reversible import GridSolution, ReversibleHeun, reversible_heun, states_of
 
 __all__ = ["METHODS", "evaluations", "integrate"]
 
@@ -149,7 +149,7 @@ def integrate(
         h = _solve_in_chunks(field, h0, path, times, method)
     else:
         h = _solve(field, h0, path, times, method, memory)
-    if not inside_of_func() and not math.isfinite(h.detach().sum()):
+    if not inside_func() and not math.isfinite(h.detach().sum()):
         _say_where(field, h0, path, times, method)
     return h
 
@@ -160,8 +160,8 @@ def _solve(
     if memory != "graph" and torch.is_grad_enabled():
         if times.requires_grad:
             raise ValueError('gradients with respect to times need memory="graph"')
-        lean = _solver(field, times, method, keep=memory == "recompute")
-        return run_leanly(lean, h, *(() if path is None else (path,)))[0]
+        solver = _solver(field, times, method, keep=memory == "recompute")
+        return run_recomputed(solver, h, *(() if path is None else (path,)))[0]
     # One unbind, not one index a step: the backward pass of an index fills a whole path with zeros.
     w = states_of([] if path is None else [path], len(times))
     t, dt = times.unbind(0), times.diff().unbind(0)
@@ -198,7 +198,7 @@ def _several_steps(
 _compiled_steps = compiled(_several_steps)
 
 
-def _solver(field: Callable, times: Tensor, method: str, keep: bool) -> OnGrid:
+def _solver(field: Callable, times: Tensor, method: str, keep: bool) -> GridSolution:
     if method == REVERSIBLE:
         return ReversibleHeun(field, times, keep)
     return _Steps(field, times, _STEPS[method][0])
@@ -223,7 +223,7 @@ def _say_where(field: Callable, h: Tensor, path: Tensor | None, times: Tensor, m
             )
 
 
-class _Steps(OnGrid):
+class _Steps(GridSolution):
     """A one-step method from its states."""
 
     def __init__(self, field: Callable, times: Tensor, step: Step) -> None:
@@ -239,18 +239,18 @@ class _Steps(OnGrid):
         return (h,), tuple(states)
 
     def backward(
-        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
     ) -> Grads:
-        w, by_path = self.along(inputs)
-        (by_h,) = grads
+        w, grad_path = self.along(inputs)
+        (grad_h,) = grads
         for i in range(len(self.dt) - 1, -1, -1):
 
             def step(h: Tensor, *w: Tensor, i: int = i) -> tuple[Tensor]:
                 a, b = w or (None, None)
                 return (self.step(self.field, self.t[i], self.dt[i], h, a, b),)
 
-            ends = [w[i], w[i + 1]] if by_path else []
-            _, (by_h, *by_w) = vjp(step, [saved[i], *ends], [by_h])
-            for k, g in enumerate(by_w):
-                by_path[0].select(-2, i + k).add_(g)
-        return by_h, *by_path
+            ends = [w[i], w[i + 1]] if grad_path else []
+            _, (grad_h, *grad_w) = vjp(step, [saved[i], *ends], [grad_h])
+            for k, g in enumerate(grad_w):
+                grad_path[0].select(-2, i + k).add_(g)
+        return grad_h, *grad_path

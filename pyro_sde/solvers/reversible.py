@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._lean import Grads, Lean, Vjp
+from .._ops.recompute import Grads, LocalVjp, Recomputed
 
-__all__ = ["OnGrid", "ReversibleHeun", "reversible_heun", "states_of"]
+__all__ = ["GridSolution", "ReversibleHeun", "reversible_heun", "states_of"]
 
 
 def reversible_heun(
@@ -54,7 +54,7 @@ def states_of(path: Sequence[Tensor], n: int) -> Sequence[Any]:
     return path[0].unbind(-2) if path else [None] * n
 
 
-class OnGrid(Lean):
+class GridSolution(Recomputed):
     """The solution of a random ODE; its inputs are the start and, if there is one, the path."""
 
     def __init__(self, field: Callable, times: Tensor) -> None:
@@ -66,7 +66,7 @@ class OnGrid(Lean):
         return states_of(inputs[1:], len(self.t)), [torch.zeros_like(p) for p in inputs[1:]]
 
 
-class ReversibleHeun(OnGrid):
+class ReversibleHeun(GridSolution):
     """Its backward pass.
 
     :param keep: Whether the points of evaluation are kept, or reconstructed from the last.
@@ -84,10 +84,10 @@ class ReversibleHeun(OnGrid):
         return (y,), tuple(points) if self.keep else (y, y_hat)
 
     def backward(
-        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: Vjp
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
     ) -> Grads:
         """By y, y_hat and f(y_hat): a, b and c, from the last time to the first."""
-        w, by_path = self.along(inputs)
+        w, grad_path = self.along(inputs)
         a: Any = grads[0]
         b, c = torch.zeros_like(a), torch.zeros_like(a)
         f_after: Any = None
@@ -105,11 +105,13 @@ class ReversibleHeun(OnGrid):
                 return (self.field(self.t[n], h, *(w or (None,))),)
 
             point = saved[n] if self.keep else y_hat
-            (f,), (by_point, *by_w) = vjp(evaluate, [point, w[n]] if by_path else [point], [c])
-            b = b + by_point
-            for g in by_w:
-                by_path[0].select(-2, n).copy_(g)
+            (f,), (grad_point, *grad_w) = vjp(
+                evaluate, [point, w[n]] if grad_path else [point], [c]
+            )
+            b = b + grad_point
+            for g in grad_w:
+                grad_path[0].select(-2, n).copy_(g)
             if not self.keep and n < len(self.dt):
                 y = y - 0.5 * self.dt[n] * (f + f_after)
             f_after = f
-        return a + b, *by_path
+        return a + b, *grad_path

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
-from ..infer import ElboParts, anneal_kl, record_parts
+from ..infer import ElboTerms, anneal_kl, record_parts
 from . import state as states
 from .batches import Batches, as_arguments
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -136,7 +136,7 @@ class Training:
             return getattr(optimiser, "optimizer", optimiser).param_groups[0]["lr"]
         return math.nan
 
-    def _record(self, loss: float, parts: ElboParts, weight: float, lr: float) -> None:
+    def _record(self, loss: float, parts: ElboTerms, weight: float, lr: float) -> None:
         data, elbo, kl = math.nan, -loss, None
         if parts.kl or parts.log_likelihood:
             kl = {site: value / weight for site, value in parts.kl.items()}

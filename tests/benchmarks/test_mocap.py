@@ -97,7 +97,7 @@ def test_the_control_is_the_same_on_the_grid(contraction):
             p.add_(torch.randn_like(p))
     t, z = torch.arange(4.0).reshape(-1, 1, 1), torch.randn(6, 3)
     context = torch.randn(6, 5).expand(4, -1, -1)
-    torch.testing.assert_close(control.on_grid(t, context)(2, z), control(t[2], z, context[2]))
+    torch.testing.assert_close(control.on_grid(t, context).at(2, z), control(t[2], z, context[2]))
 
 
 def test_a_share_of_the_joints_is_hidden():

@@ -42,13 +42,13 @@ def test_the_elbo_refuses_a_model_that_the_guide_would_ignore():
         TraceSDE_ELBO().loss(poutine.scale(simple, 0.1), guide, Y)
 
 
-@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("condition_on", [False, True])
 @pytest.mark.parametrize("contraction", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("vectorized", [False, True])
-def test_full_is_stock_in_mixed_models(name, contraction, vectorized, reads):
+def test_full_is_stock_in_mixed_models(name, contraction, vectorized, condition_on):
     model, y = MODELS[name]
-    guide = shaken(model, y, contraction=contraction, reads=reads)
+    guide = shaken(model, y, contraction=contraction, condition_on=condition_on)
     options = {"num_particles": 3, "vectorize_particles": vectorized}
     options["max_plate_nesting"] = 1 + vectorized
     for ours, stock in (
@@ -65,7 +65,7 @@ def test_full_is_stock_in_mixed_models(name, contraction, vectorized, reads):
 @pytest.mark.parametrize("name", ["mixed", "series"])
 def test_rest_guides_train(rest, name):
     model, y = MODELS[name]
-    guide = AutoSDE(model, rest=rest)
+    guide = AutoSDE(model, other_guide=rest)
     elbo = TraceSDE_ELBO(num_particles=8, vectorize_particles=True)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), elbo)
     losses = torch.tensor([svi.step(y) for _ in range(80)])
@@ -157,7 +157,7 @@ def test_the_rest_guide_and_the_model_share_their_draws():
             pyro.sample("y", dist.Normal(shift, 0.3), obs=y[index])
 
     y = torch.zeros(4)
-    guide = AutoSDE(model, rest=AutoDelta).setup(y, 2)
+    guide = AutoSDE(model, other_guide=AutoDelta).setup(y, 2)
     with torch.no_grad():
         guide.rest.shift_unconstrained.copy_(torch.arange(4.0))
     for _ in range(5):
@@ -172,14 +172,14 @@ def test_the_rest_guide_and_the_model_share_their_draws():
         pyro.sample("z", BrownianMotion(scale.unsqueeze(-1), GRID, torch.zeros(1)))
         pyro.sample("y", dist.Normal(scale, 0.3), obs=y)
 
-    guide = AutoSDE(scaled, rest=by_hand, name="hand")
+    guide = AutoSDE(scaled, other_guide=by_hand, name="hand")
     options = {"max_plate_nesting": 0}
     full = loss_and_gradients(TraceSDE_ELBO(path_estimator="full", **options), scaled, guide, Y[0])
     assert_same(full, loss_and_gradients(Trace_ELBO(**options), scaled, guide, Y[0]))
     guide(Y[0])
     model_trace, guide_trace = guide.get_traces()
     value = guide_trace.nodes["scale"]["value"]
-    assert value is guide._rest_trace.nodes["scale"]["value"]
+    assert value is guide._other_trace.nodes["scale"]["value"]
     assert torch.equal(model_trace.nodes["z"]["fn"].scale, value.unsqueeze(-1))
 
 
@@ -214,7 +214,7 @@ def test_controls_of_ones_own():
 
 def test_autoguidelist_is_refused():
     guides = AutoGuideList(mixed)
-    with pytest.raises(TypeError, match="rest="):
+    with pytest.raises(TypeError, match="other_guide="):
         guides.append(AutoSDE(poutine.block(mixed, expose=["z", "trend"])))
 
 
@@ -224,8 +224,8 @@ def test_models_that_it_cannot_guide():
 
     with pytest.raises(ValueError, match="no latent path site"):
         AutoSDE(no_path).setup(Y)
-    with pytest.raises(ValueError, match=r"rest=None.*noise"):
-        AutoSDE(mixed, rest=None).setup(Y)
+    with pytest.raises(ValueError, match=r"other_guide=None.*noise"):
+        AutoSDE(mixed, other_guide=None).setup(Y)
     with pytest.raises(TypeError, match="control must be callable"):
         AutoSDE(simple, control=3.0).setup(Y)
 

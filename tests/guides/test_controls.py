@@ -30,7 +30,7 @@ def test_on_grid_is_the_control(context, contraction):
     whole = control(t, z.expand(7, 4, 3, 2), *extra)
     for i in range(7):
         for got, one, all_ in zip(
-            *(x if contraction else (x,) for x in (step(i, z), control(t[i], z, *extra), whole)),
+            *(x if contraction else (x,) for x in (step.at(i, z), control(t[i], z, *extra), whole)),
             strict=True,
         ):
             assert got.shape == z.shape

@@ -95,7 +95,7 @@ def test_the_control_ends_with_the_observations(data, guide):
     last = torch.where(early.isnan()[..., 0], -torch.inf, times).amax(-1, keepdim=True)
     for i in range(len(t)):
         u = q.control(t[i], z)
-        torch.testing.assert_close(step(i, z), u, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(step.at(i, z), u, rtol=1e-12, atol=1e-12)
         assert torch.equal(u != 0, t[i] < last)
 
 

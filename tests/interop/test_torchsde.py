@@ -165,11 +165,11 @@ def reference(steps=512):
     t = block.times.tolist()
     increments = [noise(a, b)[0, 2 * len(X) : -1] for a, b in itertools.pairwise(t)]
     q = guide.paths.block.w(block.prior())
-    draw = q._simulate(q._draw_initial(torch.Size()), torch.stack(increments) * steps**0.5)
+    draw = q.draw(q._draw_initial(torch.Size()), torch.stack(increments) * steps**0.5)
     h0 = torch.cat([X, torch.zeros_like(X)], -1)
     h = integrate(block._field()[0], h0, draw.value, block.times, method="heun")
     mean = net.head(h).squeeze(-1)
-    kl = 0.5 * draw.u.square().sum() / steps
+    kl = draw.ratio.kl()
     loss = kl - dist.Normal(mean, 0.2).log_prob(Y).sum()
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return loss.item(), [torch.zeros(1) if g is None else g for g in gradients]

@@ -6,9 +6,9 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from pyro_sde import GRUEncoder
-from pyro_sde.guides import gru as module
+from pyro_sde._ops import gru as module
+from pyro_sde._ops.gru import run_gru
 from pyro_sde.guides.encoders import _waiting
-from pyro_sde.guides.gru import run_gru
 
 C, H = 3, 4
 GATES = 3 * H

@@ -1,18 +1,29 @@
 """Paths that are one operation, and the same ones step by step."""
 
+from typing import NamedTuple
+
 import torch
 from pyro.distributions import Normal
 from torch import nn
 
 from pyro_sde import MLPControl
 from pyro_sde.distributions import BrownianMotion, ControlledPath, OrnsteinUhlenbeck, SDEPath
-from pyro_sde.distributions.fused import FusedDraw
-from pyro_sde.distributions.path import Draw
 from pyro_sde.infer.girsanov import path_divergence
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
+from pyro_sde.simulation import Fused, Loop
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
 ESTIMATORS = ("kl", "full", "stl")
+
+
+class Hidden(NamedTuple):
+    """A control on a grid that does not show its layers."""
+
+    known: tuple
+    evaluate: object
+
+    def __call__(self, z, *rows):
+        return self.evaluate(z, *rows)
 
 
 class ByStep:
@@ -25,8 +36,8 @@ class ByStep:
         return self.control(*args)
 
     def on_grid(self, t):
-        steps = self.control.on_grid(t)
-        return lambda i, z: steps(i, z)
+        grid = self.control.on_grid(t)
+        return Hidden(grid.known, grid)
 
 
 class WithContext:
@@ -92,11 +103,16 @@ def loss_of(prior, control, contraction, estimator, shape):
     return q, (z.sin() * weights.reshape(z.shape[-2:] if z.dim() < 3 else z.shape[1:])), term
 
 
+def simulator_of(path):
+    """The class of the simulator that drew a path of it last."""
+    return type(path._record.last.simulator)
+
+
 def check(prior, inputs, control, contraction, estimator, shape=()):
     found = []
-    for c, kind in ((control, FusedDraw), (ByStep(control), Draw)):
+    for c, kind in ((control, Fused), (ByStep(control), Loop)):
         q, z, term = loss_of(prior, c, contraction, estimator, shape)
-        assert isinstance(q._origin.last, kind)
+        assert simulator_of(q) is kind
         loss = z.sum() + (term * torch.linspace(1, 3, term.numel()).reshape(term.shape)).sum()
         grads = torch.autograd.grad(loss, inputs, allow_unused=True)
         found.append([z, term, *(torch.zeros(()) if g is None else g for g in grads)])

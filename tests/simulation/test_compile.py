@@ -13,7 +13,8 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, _compiling
-from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath, at_once
+from pyro_sde._ops.fused import forward
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
 from pyro_sde.guides import MLPControl
 from pyro_sde.infer.girsanov import ESTIMATORS
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift, SDEBlock
@@ -33,7 +34,7 @@ def small_chunks(clean_slate, monkeypatch):
     """Two chunks of two steps: quickly compiled, and one goes on where the other ended."""
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(_compiling, "CHUNK", 2)
-    monkeypatch.setattr(at_once, "CHUNK", 2)
+    monkeypatch.setattr(forward, "COMPILED_STEPS", 2)
 
 
 class Latent(PyroModule):

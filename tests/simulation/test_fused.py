@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, at_once
+from pyro_sde._ops.fused import forward
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck
 from pyro_sde.infer.girsanov import path_divergence
 
 from .fused_cases import (
@@ -43,9 +44,9 @@ def test_equals_its_steps(process, contraction, estimator, dim):
 @pytest.mark.parametrize("contraction", [False, True])
 @pytest.mark.parametrize("process", [ou, neural])
 def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, process, monkeypatch):
-    monkeypatch.setattr(at_once, "BLOCK", block)
-    monkeypatch.setattr(at_once, "PATH", path)
-    monkeypatch.setattr(at_once, "SMALL", path)
+    monkeypatch.setattr(forward, "BLOCK", block)
+    monkeypatch.setattr(forward, "MAX_PATH_ELEMENTS", path)
+    monkeypatch.setattr(forward, "MAX_FUSED_SUM", path)
     for dim in (1, 2, 5):
         control = control_of(dim, hidden=hidden, contraction=contraction)
         parameters, prior = process(dim)

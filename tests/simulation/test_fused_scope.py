@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
-from pyro_sde.distributions.fused import FusedDraw
-from pyro_sde.distributions.path import Draw
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
+from pyro_sde.simulation import Fused, Loop
 
-from .fused_cases import GRID, control_of, ou
+from .fused_cases import GRID, control_of, ou, simulator_of
 
 
 def test_what_is_not_one_operation_goes_by_steps():
@@ -19,11 +18,11 @@ def test_what_is_not_one_operation_goes_by_steps():
     def kind(*args):
         q = ControlledPath(prior(), *args)
         q.rsample()
-        return type(q._origin.last)
+        return simulator_of(q)
 
     log_c = lambda t, z: -z.square()  # noqa: E731
-    assert kind(control, None) is kind(contracting, None, True) is FusedDraw
-    assert kind(control, None, log_c) is Draw
+    assert kind(control, None) is kind(contracting, None, True) is Fused
+    assert kind(control, None, log_c) is Loop
 
 
 class Bent(NeuralDrift):
@@ -68,7 +67,7 @@ def test_a_prior_that_is_more_than_layers_goes_by_steps(drift, diffusion):
     drift, diffusion = (f.double() if isinstance(f, nn.Module) else f for f in (drift, diffusion))
     q = ControlledPath(SDEPath(drift, diffusion, torch.zeros(2), GRID), control_of(2))
     q.rsample()
-    assert type(q._origin.last) is Draw
+    assert simulator_of(q) is Loop
 
 
 def test_inside_of_torch_func():

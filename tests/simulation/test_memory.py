@@ -13,8 +13,8 @@ from pyro_sde.distributions import (
     OrnsteinUhlenbeck,
     SDEPath,
 )
-from pyro_sde.distributions.lean import LeanDraw
 from pyro_sde.infer.girsanov import ESTIMATORS
+from pyro_sde.simulation import Checkpointed
 
 from ..cases import PROCESSES, TIMES, Net, assert_same, loss_and_gradients
 from ..infer.problems import LAYOUTS, Problem
@@ -67,8 +67,8 @@ def test_the_autoguide(process, contraction):
         for estimator in ESTIMATORS:
             elbo = TraceSDE_ELBO(path_estimator=estimator, max_plate_nesting=0)
             results.append(loss_and_gradients(elbo, problem.model, guide))
-        draw = guide.trace.nodes["z"]["fn"]._origin.last
-        assert isinstance(draw, LeanDraw) == (memory == "recompute")
+        simulator = guide.trace.nodes["z"]["fn"]._record.last.simulator
+        assert isinstance(simulator, Checkpointed) == (memory == "recompute")
     for a, b in zip(results[:3], results[3:], strict=True):
         assert_same(a, b, 1e-12)
 

@@ -1,0 +1,1 @@
+"""Operations with a backward pass written by hand, each with its formulas in its doc string."""

@@ -1,0 +1,52 @@
+"""Shapes of what a user's function returns, and broadcasting at little cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+__all__ = ["broadcast_shapes", "broadcasts_to", "check_shape", "pad_after_time"]
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
+    """As ``torch.broadcast_shapes``, which costs as much as several operations on small tensors."""
+    result = []
+    for sizes in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
+        size = {n for n in sizes if n != 1} or {1}
+        if len(size) > 1:
+            raise RuntimeError(f"shapes {[tuple(s) for s in shapes]} do not broadcast together")
+        result.append(size.pop())
+    return torch.Size(reversed(result))
+
+
+def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of ``shape`` can be expanded to ``target``."""
+    try:
+        return broadcast_shapes(shape, target) == torch.Size(target)
+    except RuntimeError:
+        return False
+
+
+def pad_after_time(x: Tensor, ndim: int) -> Tensor:
+    """``x`` with dimensions of size 1 after the first, which is time, until it has ``ndim``."""
+    return x.reshape(x.shape[:1] + (1,) * (ndim - x.dim()) + x.shape[1:])
+
+
+def check_shape(
+    what: str, value: Tensor | float, t: Tensor, z: Tensor, broadcast: bool = False
+) -> Tensor:
+    """The value of a drift, diffusion or control, or an error that says when it went wrong."""
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value, dtype=z.dtype, device=z.device)
+    if value.shape == z.shape or value.dim() == 0:
+        return value
+    if broadcast and broadcasts_to(value.shape, z.shape):
+        return value
+    when = f"t={t.item():g}" if t.numel() == 1 else f"t from {float(t.min()):g}"
+    raise ValueError(
+        f"{what}(t, z) returned shape {tuple(value.shape)} at {when} for a state of shape "
+        f"{tuple(z.shape)}; it must return the state's shape"
+    )

@@ -1,0 +1,92 @@
+"""Quantiles of the latents of a guide, and its summary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyro.infer import Predictive
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..diagnostics import Summary
+
+__all__ = ["PosteriorSummaryMixin"]
+
+
+class PosteriorSummaryMixin:
+    """A mixin of :class:`~pyro_sde.AutoSDE`: methods that change nothing."""
+
+    path_sites: tuple[str, ...]
+    other_sites: tuple[str, ...]
+    _example: tuple[tuple, dict] | None = None
+    """The arguments that the guide was set up with."""
+    setup: Any
+
+    @torch.no_grad()
+    def quantiles(
+        self,
+        quantiles: Any,
+        *args: Any,
+        num_samples: int = 1000,
+        parallel: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """Posterior quantiles of each latent, by sampling.
+
+        :param quantiles: Numbers between 0 and 1.
+        :param num_samples: How many posterior samples.
+        :param parallel: Draw them at once, if the model can be vectorised.
+        :returns: A dict from site names to tensors with one leading entry per quantile.
+        """
+        self.setup(*args, **kwargs)
+        sites = (*self.path_sites, *self.other_sites)
+        draw = Predictive(self, num_samples=num_samples, return_sites=sites, parallel=parallel)
+        samples = draw(*args, **kwargs)
+        result = {}
+        for name, value in samples.items():
+            q = torch.as_tensor(quantiles, dtype=value.dtype, device=value.device)
+            result[name] = torch.quantile(value, q, dim=0)
+        return result
+
+    def median(
+        self, *args: Any, num_samples: int = 1000, parallel: bool = False, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Posterior medians of each latent, by sampling; of a path, at each time."""
+        return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
+
+    def summary(self, *args: Any, num_particles: int = 10, bins: int = 4, **kwargs: Any) -> Summary:
+        """Sites, grids, parameters, and the KL by site and by time, to be printed.
+
+        Nothing is changed, the random state neither. A KL that has exploded is warned of.
+
+        Example::
+
+            >>> import pyro, pyro.distributions as dist
+            >>> from pyro_sde import AutoSDE
+            >>> from pyro_sde.distributions import OrnsteinUhlenbeck
+            >>> pyro.clear_param_store()
+            >>> def model(y):
+            ...     z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, torch.linspace(0, 1, 9)))
+            ...     pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+            >>> print(str(AutoSDE(model).setup(torch.tensor(1.0)).summary()).split("\\n\\n")[0])
+            AutoSDE
+            site  role      distribution       batch  event   steps  from  to  dt
+            ------------------------------------------------------------------------
+            z     path      OrnsteinUhlenbeck  ()     (9, 1)  8      0     1   0.125
+            y     observed  Normal             ()     ()
+
+        :param args: Those of the model; those of :meth:`setup` or of the first call if left out.
+        :param num_particles: How many draws to average the KL over.
+        :param bins: How many spans of time to show the KL of a path in.
+        """
+        from ..diagnostics.summary import summarise  # it needs the ELBO, which needs the guides
+
+        if not args and not kwargs:
+            if self._example is None:
+                raise ValueError(
+                    f"{type(self).__name__} has not seen the model's arguments: call "
+                    "guide.setup(...) first, or guide.summary(...) with them"
+                )
+            args, kwargs = self._example
+        return summarise(self, args, kwargs, num_particles, bins)

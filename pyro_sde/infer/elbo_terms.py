@@ -1,0 +1,202 @@
+"""What one evaluation of an ELBO consisted of, from the traces that it made anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine import Trace
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+__all__ = [
+    "ElboParts",
+    "ElboTerms",
+    "PathDivergence",
+    "PathParts",
+    "PathTerms",
+    "current_terms",
+    "record_parts",
+]
+
+_open: ContextVar[ElboTerms | None] = ContextVar("pyro_sde_parts", default=None)
+
+
+@dataclass
+class PathDivergence:
+    """The divergence of a path taken apart, before scales and masks of its site."""
+
+    times: Tensor
+    dim: int
+    start: Tensor
+    path: Tensor
+    steps: Tensor
+    """``path`` by time step, time first."""
+
+
+@dataclass
+class PathTerms:
+    """The KL of one path site; ``start + path + martingale`` is what the loss counted.
+
+    Example::
+
+        >>> import torch
+        >>> times, steps = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([0.3, 0.2])
+        >>> found = PathTerms(times, path=0.5, steps=steps)
+        >>> found.steps / found.times.diff()  # nats in a unit of time
+        tensor([0.3000, 0.1000])
+    """
+
+    times: Tensor
+    """The grid, ``(T,)`` or one for each element of a batch."""
+    start: float = 0.0
+    """Of the law of the initial state."""
+    path: float = 0.0
+    r"""Of the steps, :math:`\tfrac12 \int |u|^2 dt`."""
+    martingale: float = 0.0
+    """Noise of mean zero; none in the estimator ``"kl"``."""
+    steps: Tensor | None = None
+    """``path`` by time step, ``(T - 1,)``."""
+    intensity: float = 0.0
+    """Nats in a step and a dimension, on average, whatever the site is scaled by: half the mean
+    square of the shift of a step in units of its noise."""
+
+
+@dataclass
+class ElboTerms:
+    """An evaluation of an ELBO by site, everything scaled as in the loss.
+
+    ``elbo`` is the log likelihood less the KL, and minus the loss.
+
+    Example::
+
+        >>> ElboTerms(kl={"z": 1.5}, log_likelihood={"y": -2.0}).elbo
+        -3.5
+    """
+
+    kl: dict[str, float] = field(default_factory=dict)
+    """By latent site."""
+    log_likelihood: dict[str, float] = field(default_factory=dict)
+    """By observed site."""
+    paths: dict[str, PathTerms] = field(default_factory=dict)
+    """By latent path site."""
+
+    @property
+    def elbo(self) -> float:
+        return sum(self.log_likelihood.values()) - sum(self.kl.values())
+
+    def clear(self) -> None:
+        for part in (self.kl, self.log_likelihood, self.paths):
+            part.clear()
+
+    @torch.no_grad()
+    def add(self, model: Trace, guide: Trace, particles: int, traces: int, analytic: bool) -> None:
+        """One more pair of traces.
+
+        :param particles: What the loss divides by.
+        :param traces: How many pairs there are; one, if particles are vectorised.
+        :param analytic: Whether the ELBO takes an analytic KL where there is one.
+        """
+        for name, site in model.nodes.items():
+            if site["type"] != "sample":
+                continue
+            if site["is_observed"]:
+                self._count(self.log_likelihood, name, site["log_prob_sum"], particles)
+                continue
+            other = guide.nodes.get(name)
+            kl = _analytic_kl(other, site) if analytic and other is not None else None
+            if kl is None:
+                kl = -site["log_prob_sum"]
+                if other is not None:
+                    kl = kl + _own_density(other, analytic)
+            self._count(self.kl, name, kl, particles)
+        for name, site in guide.nodes.items():
+            if site["type"] == "sample" and name not in model.nodes:
+                # AutoNormal draws a constrained site from one beside it: they are one latent.
+                base = name.removesuffix("_unconstrained")
+                owner = base if base in model.nodes else name
+                self._count(self.kl, owner, _own_density(site, analytic), particles)
+            if "path_terms" in site:
+                self._count_path(name, site, particles, traces)
+
+    @staticmethod
+    def _count(part: dict[str, float], name: str, value: Any, particles: int) -> None:
+        part[name] = part.get(name, 0.0) + float(value) / particles
+
+    def _count_path(self, name: str, site: Any, particles: int, traces: int) -> None:
+        terms: PathDivergence = site["path_terms"]
+
+        def total(x: Tensor) -> Tensor:
+            return scale_and_mask(x, site["scale"], site["mask"])
+
+        parts = self.paths.setdefault(name, PathTerms(terms.times))
+        start, path = (float(total(x).sum()) / particles for x in (terms.start, terms.path))
+        parts.start += start
+        parts.path += path
+        parts.martingale += float(site["log_prob_sum"]) / particles - start - path
+        steps = total(terms.steps).reshape(len(terms.steps), -1).sum(-1) / particles
+        parts.steps = steps if parts.steps is None else parts.steps + steps
+        number = (terms.times.shape[-1] - 1) * terms.dim * traces
+        parts.intensity += float(terms.path.mean()) / number
+
+
+ElboParts, PathParts = ElboTerms, PathTerms  # their former names
+
+
+def _own_density(site: Any, analytic: bool) -> Tensor:
+    if analytic:
+        return torch.as_tensor(site["score_parts"].entropy_term).sum()
+    return site["log_prob_sum"]
+
+
+def _analytic_kl(guide_site: Any, model_site: Any) -> Tensor | None:
+    try:
+        kl = kl_divergence(guide_site["fn"], model_site["fn"])
+    except NotImplementedError:
+        return None
+    kl = scale_and_mask(kl, guide_site["scale"], guide_site["mask"])
+    if isinstance(kl, Tensor):
+        return kl.sum()
+    return kl * torch.Size(guide_site["fn"].batch_shape).numel()
+
+
+def current_terms() -> ElboTerms | None:
+    """What is to be filled by an ELBO, or None."""
+    return _open.get()
+
+
+@contextmanager
+def record_parts() -> Iterator[ElboTerms]:
+    """Inside, every evaluation of a path ELBO leaves its parts: KL by latent site, by time step
+    for paths, log likelihood by observed site. They are those of the last evaluation.
+
+    The model is not run again; outside nothing is computed.
+
+    Example::
+
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro_sde import AutoSDE, TraceSDE_ELBO
+        >>> from pyro_sde.distributions import OrnsteinUhlenbeck
+        >>> pyro.clear_param_store()
+        >>> def model(y):
+        ...     z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, torch.linspace(0, 1, 9)))
+        ...     pyro.sample("y", dist.Normal(z[..., -1, 0], 0.1), obs=y)
+        >>> svi = pyro.infer.SVI(model, AutoSDE(model), pyro.optim.Adam({}), TraceSDE_ELBO())
+        >>> with record_parts() as parts:
+        ...     loss = svi.step(torch.tensor(1.0))
+        >>> list(parts.kl), list(parts.log_likelihood), parts.paths["z"].steps.shape
+        (['z'], ['y'], torch.Size([8]))
+        >>> abs(parts.elbo + loss) < 1e-4
+        True
+    """
+    parts = ElboTerms()
+    token = _open.set(parts)
+    try:
+        yield parts
+    finally:
+        _open.reset(token)

@@ -1,0 +1,310 @@
+"""What a simulator knows of a process and of a control, what it returns, and which one is used."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .._shapes import broadcasts_to
+from .checks import check_draw, check_scale
+from .network import GridNetwork
+from .ratio import LogRatio, Shift
+from .step import compose, contract, diagonal_of, displace, whiten
+from .tolerance import Solve, current_tolerance, tolerance
+
+__all__ = [
+    "CalledControl",
+    "Draw",
+    "GridControl",
+    "GridNetwork",
+    "GridTransition",
+    "Law",
+    "LinearSteps",
+    "Simulator",
+    "Solve",
+    "Task",
+    "check_scale",
+    "compose",
+    "current_tolerance",
+    "diagonal_of",
+    "displace",
+    "grid_control",
+    "register",
+    "simulate",
+    "take_step",
+    "tolerance",
+    "whiten",
+]
+
+
+class LinearSteps(NamedTuple):
+    """All steps of a process that is linear but for a network in its drift, time first:
+
+    .. math:: z' = \\mathrm{shift} + \\mathrm{decay}\\,z + dt\\,\\mathrm{drift}(z)
+        + \\mathrm{scale}\\,\\varepsilon
+    """
+
+    decay: Tensor
+    shift: Tensor
+    scale: Tensor
+    """Of every step, the same in all states."""
+    drift: GridNetwork | None = None
+
+
+class Law(Protocol):
+    """What a simulator may know of a process. A path distribution is one."""
+
+    times: Tensor
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and scale of the state after a step: the definition of the process."""
+
+    def linear_steps(self) -> LinearSteps | None:
+        """The same for all steps at once, where the process is linear."""
+
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Drift and diffusion of the SDE that the transition discretises."""
+
+
+class GridControl(Protocol):
+    """A control on a grid, all that does not depend on the state computed ahead."""
+
+    @property
+    def known(self) -> tuple[Tensor, ...]:
+        """What is computed ahead, time first."""
+
+    def __call__(self, z: Tensor, *rows: Tensor) -> Any:
+        """u, or (u, contraction), from the state and one row of each tensor in ``known``."""
+
+
+@dataclass
+class CalledControl:
+    """A callable of ``(t, z, *context)`` on a grid."""
+
+    control: Callable[..., Any]
+    known: tuple[Tensor, ...]
+    """The times of the steps, and the context at these times."""
+
+    def __call__(self, z: Tensor, *rows: Tensor) -> Any:
+        t, *context = rows
+        return self.control(t, z, *context)
+
+
+def grid_control(control: Any, t: Tensor, *context: Tensor) -> GridControl:
+    """``control`` on the grid ``t``: what its ``on_grid`` returns, or the control itself."""
+    prepare = getattr(control, "on_grid", None)
+    prepared = None if prepare is None else prepare(t, *context)
+    if prepared is None:
+        return CalledControl(control, (t, *context))
+    if not hasattr(prepared, "known"):
+        raise TypeError(
+            f"on_grid of {type(control).__name__} returned a {type(prepared).__name__}; it must "
+            "return None or a GridControl: an object with known, a tuple of tensors with time "
+            "first, that is called as grid_control(z, *rows) with one row of each"
+        )
+    return prepared
+
+
+class GridTransition(NamedTuple):
+    """The transition of a law on a grid, in the form of a :class:`GridControl`."""
+
+    known: tuple[Tensor, ...]
+    evaluate: Callable[..., tuple[Tensor, Tensor]]
+    """Mean and scale from the state and one row of each tensor in ``known``."""
+
+
+class Step(NamedTuple):
+    """A step and what it was made of."""
+
+    before: Tensor
+    after: Tensor
+    mean: Tensor
+    """Mean and scale of the law."""
+    scale: Tensor
+    w: Tensor | None = None
+    contraction: Tensor | None = None
+
+    def transition(self) -> tuple[Tensor, Tensor]:
+        """Mean and scale of the step as it was taken."""
+        if self.w is None:
+            return self.mean, self.scale
+        mean = displace(self.mean, self.scale, self.w)
+        return mean, compose(self.scale, self.contraction, mean)
+
+
+def take_step(
+    z: Tensor, mean: Tensor, scale: Tensor, eps: Tensor, push: Push | None = None
+) -> Step:
+    """The one formula of a step: mean + S (sqrt(dt) u + C eps).
+
+    :param z: The state before the step.
+    :param push: sqrt(dt), u and the contraction; None for a path that is not pushed.
+    """
+    if push is None:
+        return Step(z, displace(mean, scale, eps), mean, scale)
+    root, u, contraction = push
+    w = root * u
+    after = displace(mean, scale, contract(w, contraction, eps))
+    return Step(z, after, mean, scale, w, contraction)
+
+
+Push = tuple[Tensor, Tensor, Tensor | None]
+
+
+@dataclass
+class Task:
+    """A path to be drawn."""
+
+    target: Law
+    """The process to draw from: ``law``, pushed by ``control`` if there is one."""
+    law: Law
+    z0: Tensor
+    t: Tensor
+    """Start and length of the steps, time first, to broadcast against ``z0``."""
+    dt: Tensor
+    control: GridControl | None = None
+    split: Callable[[Any, Tensor, Tensor], Shift] | None = None
+    """u and the contraction from what the control returns, its time and its state."""
+    contraction: Any = None
+    """As :class:`~pyro_sde.distributions.ControlledPath` has it."""
+    memory: str = "graph"
+    compile: bool = False
+    validate: bool = False
+
+    @property
+    def steps(self) -> int:
+        return len(self.t)
+
+    @cached_property
+    def root(self) -> Tensor:
+        return self.dt.sqrt()
+
+    @cached_property
+    def linear(self) -> LinearSteps | None:
+        """The linear steps of the law, if it has them and they fit the state."""
+        found = self.law.linear_steps()
+        if found is None or found.scale.dtype != self.z0.dtype:
+            return None
+        shapes = (x.shape[1:] for x in found[:3])
+        fits = all(broadcasts_to(shape, self.z0.shape) for shape in shapes)
+        return found if fits and (found.drift is None or found.drift.fits(self.z0)) else None
+
+    @cached_property
+    def transition(self) -> GridTransition:
+        """The transition of the law: linear, with all that the state has no part in computed
+        ahead, where it is linear."""
+        linear = self.linear
+        if linear is None:
+            transition = self.law.transition
+            return GridTransition((self.t, self.dt), lambda z, t, dt: transition(t, dt, z))
+        if linear.drift is None:
+
+            def mean_and_scale(z: Tensor, decay: Tensor, shift: Tensor, scale: Tensor) -> Any:
+                return torch.addcmul(shift, decay, z), scale
+
+            return GridTransition(linear[:3], mean_and_scale)
+        drift = linear.drift
+
+        def with_drift(
+            z: Tensor, decay: Tensor, shift: Tensor, scale: Tensor, dt: Tensor, *rows: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            return torch.addcmul(torch.addcmul(shift, decay, z), dt, drift(z, *rows)), scale  # type: ignore[arg-type]
+
+        return GridTransition((*linear[:3], self.dt, *drift.known), with_drift)
+
+    @cached_property
+    def known(self) -> tuple[Tensor, ...]:
+        """All that is computed ahead of the steps, time first: what :meth:`step` has rows of."""
+        if self.control is None:
+            return self.transition.known
+        return (*self.transition.known, self.root, self.t, *self.control.known)
+
+    def step(self, z: Tensor, eps: Tensor, *rows: Tensor) -> Step:
+        """A step from the state ``z``, with one row of each tensor in ``known``."""
+        known, evaluate = self.transition
+        mean, scale = evaluate(z, *rows[: len(known)])
+        if self.control is None or self.split is None:
+            return take_step(z, mean, scale, eps)
+        root, t, *ahead = rows[len(known) :]
+        u, contraction = self.split(self.control(z, *ahead), t, z)
+        return take_step(z, mean, scale, eps, (root, u, contraction))
+
+    def control_at(self, i: int, z: Tensor) -> Tensor | None:
+        """u at step number ``i``, for messages."""
+        if self.control is None or self.split is None:
+            return None
+        return self.split(self.control(z, *(x[i] for x in self.control.known)), self.t[i], z)[0]
+
+
+@dataclass
+class Draw:
+    """A path and how it was made."""
+
+    value: Tensor
+    """The path, of shape ``(*batch, T, D)``."""
+    noise: Tensor | None
+    """The standard normal noise of the steps, time first; None if it is not on the grid."""
+    simulator: Simulator
+    ratio: LogRatio | None = None
+    """Against the law that the control pushes; None without a control."""
+    steps: Sequence[Step] | None = None
+    """The steps, if they were kept, each attached to the graph of its own state alone."""
+    diagonal: Tensor | None = None
+    """The diagonal of the scale of every step, time first, detached; None if it was checked."""
+    has_grad: bool = True
+
+
+class Simulator(ABC):
+    """A way to draw a path. The path, its log ratio and their gradients are those of
+    :class:`~pyro_sde.simulation.loop.Loop`, whatever the way."""
+
+    draws_noise = True
+    """Whether the noise of the steps is drawn for it."""
+
+    @abstractmethod
+    def supports(self, task: Task) -> bool:
+        """Whether this simulator can, and should, draw the path."""
+
+    @abstractmethod
+    def __call__(self, task: Task, noise: Tensor) -> Draw:
+        """Draw the path with the noise of its steps."""
+
+
+_simulators: list[Simulator] = []
+
+
+def register(*simulators: Simulator) -> None:
+    """Name the simulators in the order in which they are asked."""
+    _simulators.extend(simulators)
+
+
+def simulate(task: Task, noise: Tensor | None = None) -> Draw:
+    """Draw a path with the first simulator that supports it. This is the only place where one is
+    chosen.
+
+    :param noise: The standard normal noise of the steps, time first; by default it is drawn.
+    """
+    z0 = task.z0
+    simulator = next(s for s in _simulators if s.supports(task))
+    if noise is None and simulator.draws_noise:
+        noise = torch.randn((task.steps, *z0.shape), dtype=z0.dtype, device=z0.device)
+    try:
+        draw = simulator(task, noise)  # type: ignore[arg-type]
+    except RuntimeError as e:
+        if "dtype" not in str(e):
+            raise
+        raise ValueError(
+            f"a step of the path fails on states of {z0.dtype}, times being "
+            f"{task.dt.dtype}: {e}. Use one dtype: times.to(...) as the networks are, or "
+            "network.double()"
+        ) from e
+    draw.has_grad = torch.is_grad_enabled()
+    if task.validate:
+        check_draw(task.target, draw.value, draw.diagonal, task.control_at)
+    return draw

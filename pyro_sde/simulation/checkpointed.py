@@ -1,0 +1,174 @@
+"""Paths of which only the states and the noise are kept: each step is redone going back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._ops.recompute import Grads, LocalVjp, Recomputed, run_recomputed
+from . import ratio
+from .base import Draw, Simulator, Step, Task
+from .checks import check_step_scale
+from .ratio import LogRatio, Shift
+from .step import compose, diagonal_of
+
+__all__ = ["Checkpointed", "recomputed_ratio"]
+
+
+class Checkpointed(Simulator):
+    """Draws paths with ``memory="recompute"``."""
+
+    def supports(self, task: Task) -> bool:
+        return task.memory == "recompute"
+
+    def __call__(self, task: Task, noise: Tensor) -> Draw:
+        path = _Path(task)
+        value, *terms = run_recomputed(path, task.z0, noise, *path.inputs())
+        return Draw(value, noise, self, _summed(*terms) if terms else None)
+
+
+def _summed(kl: Tensor, martingale: Tensor, stopped: Tensor) -> LogRatio:
+    return LogRatio(lambda: kl, lambda: martingale, lambda: stopped)
+
+
+def _terms(w: Tensor, contraction: Tensor | None, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """KL, martingale and stopped ratio of a step."""
+    return (
+        ratio.kl(w, contraction),
+        ratio.martingale(w, contraction, eps),
+        ratio.stopped(w, contraction, eps),
+    )
+
+
+def _through_state(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
+    """What the stopped ratio owes to the state before the step, to be differentiated with respect
+    to that state alone."""
+    by_w, by_contraction = ratio.slopes(contraction, eps)
+    total = (by_w * w).sum(-1)
+    if contraction is None or by_contraction is None:
+        return total
+    return total + (by_contraction * contraction).flatten(w.dim() - 1).sum(-1)
+
+
+class _Path(Recomputed):
+    """From start and noise to a path and, for one pushed by a control, the terms of its ratio.
+
+    Further inputs are what is known of the steps and needs a gradient. Were a step to take its row
+    of that itself, the backward pass would fill a tensor of all steps for each.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.differs = [x.requires_grad and torch.is_grad_enabled() for x in task.known]
+        self.fixed = [() if d else x.unbind(0) for x, d in self._known()]
+
+    def _known(self) -> Iterator[tuple[Tensor, bool]]:
+        return zip(self.task.known, self.differs, strict=True)
+
+    def inputs(self) -> list[Tensor]:
+        """What is known of the steps and needs a gradient."""
+        return [x for x, differs in self._known() if differs]
+
+    def step(self, i: int, z: Tensor, eps: Tensor, rows: Sequence[Tensor]) -> Step:
+        own = iter(rows)
+        whole = (next(own) if d else f[i] for d, f in zip(self.differs, self.fixed, strict=True))
+        return self.task.step(z, eps, *whole)
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        z, noise, *known = inputs
+        value = z.new_empty((*z.shape[:-1], len(noise) + 1, z.shape[-1]))
+        value.select(-2, 0).copy_(z)
+        kls: list[Tensor] = []
+        totals: tuple[Tensor, ...] = ()
+        rows: Any = zip(*(x.unbind(0) for x in known), strict=True) if known else None
+        for i, eps in enumerate(noise.unbind(0)):
+            step = self.step(i, z, eps, next(rows) if known else ())
+            z = step.after
+            if self.task.validate:
+                scale = compose(step.scale, step.contraction, z)
+                check_step_scale(self.task.target, diagonal_of(scale, z), i)
+            value.select(-2, i + 1).copy_(z)
+            if step.w is not None:
+                kl, *terms = _terms(step.w, step.contraction, eps)
+                kls.append(kl)
+                totals = _add(totals, terms)
+        return (value, *((torch.stack(kls), *totals) if kls else ())), (value,)
+
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
+    ) -> Grads:
+        (value,), (_, noise, *known), (grad_value, *grad_terms) = saved, inputs, grads
+        grad_kl, grad_martingale, grad_stopped = grad_terms or (None, None, None)
+        grad_z = torch.zeros_like(value.select(-2, 0))
+        grad_known = [torch.empty_like(x) for x in known]
+        for i in range(len(noise), -1, -1):
+            if i < len(noise):
+
+                def step(z: Tensor, *rows: Tensor, i: int = i) -> tuple[Tensor, ...]:
+                    found, eps = self.step(i, z, noise[i], rows), noise[i]
+                    if found.w is None:
+                        return (found.after,)
+                    terms = _terms(found.w, found.contraction, eps)
+                    if grad_stopped is None:
+                        return found.after, *terms
+                    return found.after, *terms, _through_state(found.w, found.contraction, eps)
+
+                args = [value.select(-2, i), *(x[i] for x in known)]
+                by = [grad_z, None if grad_kl is None else grad_kl[i], grad_martingale]
+                _, (grad_z, *rows) = vjp(step, args, [*by, grad_stopped], grad_stopped)
+                for grad, row in zip(grad_known, rows, strict=True):
+                    grad[i] = row
+            if grad_value is not None:
+                grad_z = grad_z + grad_value.select(-2, i)
+        return grad_z, None, *grad_known
+
+
+def _add(totals: Sequence[Tensor], terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(a + b for a, b in zip(totals, terms, strict=True)) if totals else tuple(terms)
+
+
+class _Comparison(Recomputed):
+    """From a path that has been drawn, and its noise, to the terms of its log ratio."""
+
+    def __init__(self, shift: Callable[[int, Tensor], Shift]) -> None:
+        self.shift = shift
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        value, noise = inputs
+        kls: list[Tensor] = []
+        totals: tuple[Tensor, ...] = ()
+        for i, eps in enumerate(noise.unbind(0)):
+            kl, *terms = _terms(*self.shift(i, value.select(-2, i)), eps)
+            kls.append(kl)
+            totals = _add(totals, terms)
+        return (torch.stack(kls), *totals), ()
+
+    def backward(
+        self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
+    ) -> Grads:
+        value, noise = inputs
+        grad_kl, grad_martingale, grad_stopped = grads
+        grad_value = torch.zeros_like(value)
+        for i, eps in enumerate(noise.unbind(0)):
+
+            def terms(z: Tensor, i: int = i, eps: Tensor = eps) -> tuple[Tensor, ...]:
+                shift = self.shift(i, z)
+                return *_terms(*shift, eps), _through_state(*shift, eps)
+
+            by = [None if grad_kl is None else grad_kl[i], grad_martingale, grad_stopped]
+            _, (grad_z,) = vjp(terms, [value.select(-2, i)], by, grad_stopped)
+            grad_value.select(-2, i).copy_(grad_z)
+        return grad_value, None
+
+
+def recomputed_ratio(
+    shift: Callable[[int, Tensor], Shift], value: Tensor, noise: Tensor
+) -> LogRatio:
+    """The log ratio of a drawn path of which only states and noise are kept.
+
+    :param shift: Returns w and the contraction from a step's number and the state before it.
+    """
+    return _summed(*run_recomputed(_Comparison(shift), value, noise))
