@@ -112,7 +112,8 @@ class ControlledPath(PathDistribution):
             u, contraction = u
         if contraction is not None and contraction.shape != (*z.shape, z.shape[-1]):
             contraction = check_shape("contraction", contraction, t, z).expand_as(z)
-        return check_shape("control", u, t, z).expand_as(z), contraction
+        u = check_shape("control", u, t, z)
+        return u if u.shape == z.shape else u.expand_as(z), contraction
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = self.prior.transition(t, dt, z)

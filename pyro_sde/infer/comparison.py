@@ -14,7 +14,7 @@ from ..distributions.path import PathDistribution
 from ..simulation.base import Draw
 from ..simulation.checkpointed import recomputed_ratio
 from ..simulation.ratio import Local, LogRatio, Shift
-from ..simulation.step import contraction_between, is_matrix, whiten
+from ..simulation.step import contraction_between, is_matrix, uncontract, whiten
 
 __all__ = ["log_ratio"]
 
@@ -60,7 +60,8 @@ def _ratio_of_control(q: ControlledPath, value: Tensor) -> LogRatio:
     z = time_first[:-1]
     u, contraction = q.evaluate(t, z)
     w = dt.sqrt() * u
-    noise = whiten(*q.transition(t, dt, z), time_first[1:])
+    xi = whiten(*q.prior.transition(t, dt, z), time_first[1:])
+    noise = uncontract(w, contraction, xi)
 
     def local(slopes: Shift) -> Iterator[Local]:
         present = [(x, s) for x, s in zip((w, contraction), slopes, strict=True) if s is not None]

@@ -225,15 +225,21 @@ class Task:
             return self.transition.known
         return (*self.transition.known, self.root, self.t, *self.control.known)
 
-    def step(self, z: Tensor, eps: Tensor, *rows: Tensor) -> Step:
-        """A step from the state ``z``, with one row of each tensor in ``known``."""
-        known, evaluate = self.transition
-        mean, scale = evaluate(z, *rows[: len(known)])
-        if self.control is None or self.split is None:
-            return take_step(z, mean, scale, eps)
-        root, t, *ahead = rows[len(known) :]
-        u, contraction = self.split(self.control(z, *ahead), t, z)
-        return take_step(z, mean, scale, eps, (root, u, contraction))
+    @cached_property
+    def step(self) -> Callable[..., Step]:
+        """A step as a function ``(z, eps, *rows)``, with one row of each tensor in ``known``."""
+        (known, evaluate), control, split = self.transition, self.control, self.split
+        n = len(known)
+        if control is None or split is None:
+            return lambda z, eps, *rows: take_step(z, *evaluate(z, *rows), eps)
+
+        def step(z: Tensor, eps: Tensor, *rows: Tensor) -> Step:
+            mean, scale = evaluate(z, *rows[:n])
+            root, t, *ahead = rows[n:]
+            u, contraction = split(control(z, *ahead), t, z)
+            return take_step(z, mean, scale, eps, (root, u, contraction))
+
+        return step
 
     def control_at(self, i: int, z: Tensor) -> Tensor | None:
         """u at step number ``i``, for messages."""

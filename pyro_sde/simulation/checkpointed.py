@@ -34,13 +34,22 @@ def _summed(kl: Tensor, martingale: Tensor, stopped: Tensor) -> LogRatio:
     return LogRatio(lambda: kl, lambda: martingale, lambda: stopped)
 
 
-def _terms(w: Tensor, contraction: Tensor | None, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """KL, martingale and stopped ratio of a step."""
-    return (
-        ratio.kl(w, contraction),
-        ratio.martingale(w, contraction, eps),
-        ratio.stopped(w, contraction, eps),
-    )
+def _terms(
+    w: Tensor, contraction: Tensor | None, eps: Tensor, grads: Grads | None = None
+) -> list[Tensor]:
+    """KL, martingale and stopped ratio of a step; of these, those with a gradient in ``grads``. The
+    last of them, if the stopped ratio is among them, is what it owes to the state before."""
+    wanted = [True] * 3 if grads is None else [g is not None for g in grads]
+    terms = []
+    if wanted[0]:
+        terms.append(ratio.kl(w, contraction))
+    if wanted[1]:
+        terms.append(ratio.martingale(w, contraction, eps))
+    if wanted[2]:
+        terms.append(ratio.stopped(w, contraction, eps))
+        if grads is not None:
+            terms.append(_through_state(w, contraction, eps))
+    return terms
 
 
 def _through_state(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
@@ -101,29 +110,31 @@ class _Path(Recomputed):
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
     ) -> Grads:
         (value,), (_, noise, *known), (grad_value, *grad_terms) = saved, inputs, grads
-        grad_kl, grad_martingale, grad_stopped = grad_terms or (None, None, None)
+        grad_stopped = grad_terms[-1] if grad_terms else None
         grad_z = torch.zeros_like(value.select(-2, 0))
         grad_known = [torch.empty_like(x) for x in known]
         for i in range(len(noise), -1, -1):
             if i < len(noise):
 
                 def step(z: Tensor, *rows: Tensor, i: int = i) -> tuple[Tensor, ...]:
-                    found, eps = self.step(i, z, noise[i], rows), noise[i]
+                    found = self.step(i, z, noise[i], rows)
                     if found.w is None:
                         return (found.after,)
-                    terms = _terms(found.w, found.contraction, eps)
-                    if grad_stopped is None:
-                        return found.after, *terms
-                    return found.after, *terms, _through_state(found.w, found.contraction, eps)
+                    return found.after, *_terms(found.w, found.contraction, noise[i], grad_terms)
 
                 args = [value.select(-2, i), *(x[i] for x in known)]
-                by = [grad_z, None if grad_kl is None else grad_kl[i], grad_martingale]
-                _, (grad_z, *rows) = vjp(step, args, [*by, grad_stopped], grad_stopped)
+                by = [grad_z, *_at_step(i, grad_terms)]
+                _, (grad_z, *rows) = vjp(step, args, by, grad_stopped)
                 for grad, row in zip(grad_known, rows, strict=True):
                     grad[i] = row
             if grad_value is not None:
                 grad_z = grad_z + grad_value.select(-2, i)
         return grad_z, None, *grad_known
+
+
+def _at_step(i: int, grads: Grads) -> list[Tensor]:
+    """The gradients of the terms of step ``i`` that there are: the KL has one for each step."""
+    return [g[i] if k == 0 else g for k, g in enumerate(grads) if g is not None]
 
 
 def _add(totals: Sequence[Tensor], terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -150,16 +161,13 @@ class _Comparison(Recomputed):
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
     ) -> Grads:
         value, noise = inputs
-        grad_kl, grad_martingale, grad_stopped = grads
         grad_value = torch.zeros_like(value)
         for i, eps in enumerate(noise.unbind(0)):
 
             def terms(z: Tensor, i: int = i, eps: Tensor = eps) -> tuple[Tensor, ...]:
-                shift = self.shift(i, z)
-                return *_terms(*shift, eps), _through_state(*shift, eps)
+                return tuple(_terms(*self.shift(i, z), eps, grads))
 
-            by = [None if grad_kl is None else grad_kl[i], grad_martingale, grad_stopped]
-            _, (grad_z,) = vjp(terms, [value.select(-2, i)], by, grad_stopped)
+            _, (grad_z,) = vjp(terms, [value.select(-2, i)], _at_step(i, grads), grads[-1])
             grad_value.select(-2, i).copy_(grad_z)
         return grad_value, None
 

@@ -24,7 +24,7 @@ from .step import (
     contraction_diagonal,
     contraction_scale,
     is_matrix,
-    scale_solve,
+    uncontract,
 )
 
 __all__ = ["Local", "LogRatio", "Shift", "kl", "martingale", "slopes", "stopped"]
@@ -74,8 +74,7 @@ def stopped(
     if fixed is None:
         fixed = contraction.detach()
     xi = contract(w, contraction, eps)
-    back = scale_solve(contraction_scale(fixed, eps), xi - fixed_w)
-    squares = 0.5 * (xi.square() - back.square())
+    squares = 0.5 * (xi.square() - uncontract(fixed_w, fixed, xi).square())
     return squares.sum(-1) - contraction_diagonal(fixed, eps).sum(-1)
 
 

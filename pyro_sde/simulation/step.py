@@ -26,7 +26,7 @@ __all__ = [
     "diagonal_of",
     "displace",
     "is_matrix",
-    "scale_solve",
+    "uncontract",
     "whiten",
 ]
 
@@ -85,6 +85,13 @@ def contract(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
     if is_matrix(contraction, eps):
         return w + scale_multiply(contraction_scale(contraction, eps), eps)
     return torch.addcmul(w, contraction.exp(), eps)
+
+
+def uncontract(w: Tensor, contraction: Tensor | None, xi: Tensor) -> Tensor:
+    """The noise eps that makes the displacement ``xi``: the inverse of :func:`contract`."""
+    if contraction is None:
+        return xi - w
+    return scale_solve(contraction_scale(contraction, xi), xi - w)
 
 
 def compose(scale: Tensor, contraction: Tensor | None, z: Tensor) -> Tensor:
