@@ -78,9 +78,61 @@ def pushed_ou() -> PathDistribution:
     return ControlledPath(ou(), lambda t, z: torch.sin(3 * z) - t)
 
 
+class Cubic(PathDistribution):
+    """A user's own process: a transition and nothing else, with noise that depends on the state."""
+
+    def __init__(self, a: Tensor, initial, times: Tensor, **options) -> None:
+        self.a = a
+        super().__init__(times, initial, **options)
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        mean = z + (self.a * z - z**3 / (1 + z * z)) * dt + 0.1 * t * dt
+        return mean, (0.5 + 0.2 * self.a * torch.sin(z)) * dt.sqrt()
+
+
+class OUWithJump(OrnsteinUhlenbeck):
+    """A subclass of OU with a transition of its own."""
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = super().transition(t, dt, z)
+        return mean + 0.5 * torch.tanh(z) * dt, scale * (1.2 + 0.1 * torch.cos(z))
+
+
+class SDEWithHeun(SDEPath):
+    """A subclass of SDEPath whose mean is a step of Heun's."""
+
+    def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = super().transition(t, dt, z)
+        return 0.5 * (z + mean + self.drift(t + dt, mean) * dt), scale
+
+
+def own_process() -> PathDistribution:
+    return Cubic(positive("a", 0.5), normal(0.1, 0.5, 1), TIMES)
+
+
+def child_of_ou() -> PathDistribution:
+    return OUWithJump(positive("rate", 1.3), 0.2, positive("scale", 0.7), TIMES)
+
+
+def child_of_sde() -> PathDistribution:
+    k = positive("k", 1.5)
+    return SDEWithHeun(lambda t, z: k * (z - z**3) + t, 0.4, normal(0.0, 0.6, 2), TIMES)
+
+
 PROCESSES: dict[str, Callable[[], PathDistribution]] = {
     f.__name__: f
-    for f in (ou, ou_2d_fixed_start, brownian, double_well, van_der_pol, learned, pushed_ou)
+    for f in (
+        ou,
+        ou_2d_fixed_start,
+        brownian,
+        double_well,
+        van_der_pol,
+        learned,
+        pushed_ou,
+        own_process,
+        child_of_ou,
+        child_of_sde,
+    )
 }
 
 

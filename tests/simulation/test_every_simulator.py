@@ -1,0 +1,140 @@
+"""Every simulator x law x control x estimator: the path made from (z_0, noise), its log ratio and
+all gradients are those of the reference loop over ``transition``."""
+
+import itertools
+
+import pytest
+import torch
+
+from pyro_sde import tolerance
+from pyro_sde.distributions import ControlledPath
+from pyro_sde.infer.girsanov import path_divergence
+from pyro_sde.simulation import Adaptive, Checkpointed, Compiled, Fused, Loop
+
+from .fused_cases import simulator_of
+from .reference import CONTROLS, GRID, LAWS, D, parameters, reference
+
+FUSED_LAWS = ("ou", "brownian", "learned")
+ROWS = 3
+
+
+def expected_simulator(law, control, options):
+    if options.get("memory") == "recompute":
+        return Checkpointed
+    is_network = control.startswith("network")
+    if options.get("compile") and is_network:
+        return Compiled
+    return Fused if is_network and law in FUSED_LAWS else Loop
+
+
+def losses(value, term):
+    """A number that all states, and all terms of a batch, take part in differently."""
+    weights = torch.linspace(1, 2, value[0].numel()).reshape(value.shape[1:])
+    return (value.sin() * weights).sum() + (term * torch.linspace(1, 3, len(term))).sum()
+
+
+def check(law, control, options, comparison, estimator):
+    values, make = LAWS[law]
+    module, wrap, contraction = CONTROLS[control]
+    torch.manual_seed(3)
+    noise = torch.randn(len(GRID) - 1, ROWS, D)
+    inputs = parameters(*values, module)
+    path, terms = reference(LAWS[law], CONTROLS[control], noise)
+    found = []
+    p = make(*values)
+    q = ControlledPath(p, wrap(module), contraction=contraction, **options)
+    torch.manual_seed(3)
+    value = q.rsample((ROWS,))
+    assert simulator_of(q) is expected_simulator(law, control, options)
+    if comparison == "of another prior":
+        p = make(*values)
+    if comparison == "of a copy":
+        value = value.clone()
+    found = [(value, path_divergence(q, p, value, estimator)), (path, terms[estimator])]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    grads = [torch.autograd.grad(losses(*x), inputs, allow_unused=True) for x in found]
+    for a, b in zip(*grads, strict=True):
+        a, b = (torch.zeros(()) if g is None else g for g in (a, b))
+        torch.testing.assert_close(a.expand(b.shape), b.expand(a.shape), rtol=1e-8, atol=1e-8)
+    assert sum(g is not None and bool(g.abs().max() > 0) for g in grads[0]) > len(inputs) // 2
+
+
+@pytest.mark.parametrize("comparison", ["of the draw", "of a copy", "of another prior"])
+@pytest.mark.parametrize("memory", ["graph", "recompute"])
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("law", LAWS)
+def test_a_path_that_is_pushed(law, control, memory, comparison):
+    for estimator in ("kl", "full", "stl"):
+        check(law, control, {"memory": memory}, comparison, estimator)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "law, control", [("ou", "network that ends, diagonal"), ("own", "network")]
+)
+def test_a_path_that_is_compiled(law, control):
+    for estimator in ("kl", "full", "stl"):
+        check(law, control, {"compile": True}, "of the draw", estimator)
+
+
+@pytest.mark.parametrize("memory", ["graph", "recompute"])
+@pytest.mark.parametrize("law", LAWS)
+def test_a_path_by_itself(law, memory):
+    values, make = LAWS[law]
+    noise = torch.randn(len(GRID) - 1, ROWS, D)
+    path = make(*values, memory=memory)
+    draw = path.draw(values[0].expand(ROWS, D), noise)
+    assert type(draw.simulator) is (Loop if memory == "graph" else Checkpointed)
+    z, states = values[0].expand(ROWS, D), [values[0].expand(ROWS, D)]
+    for i, eps in enumerate(noise):
+        mean, scale = path.transition(GRID[i].reshape(1), GRID[i + 1 : i + 2] - GRID[i], z)
+        matrix = scale if scale.dim() > z.dim() else scale.expand_as(z).diag_embed()
+        z = mean + (matrix @ eps.unsqueeze(-1)).squeeze(-1)
+        states.append(z)
+    expected = torch.stack(states, -2)
+    torch.testing.assert_close(draw.value, expected, rtol=1e-12, atol=1e-12)
+    inputs = parameters(*values)
+    grads = [
+        torch.autograd.grad(x.sin().sum(), inputs, allow_unused=True)
+        for x in (draw.value, expected)
+    ]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_density_is_that_of_the_steps(law):
+    values, make = LAWS[law]
+    path = make(*values)
+    z = path.sample((ROWS,))
+    module, wrap, contraction = CONTROLS["triangular"]
+    q = ControlledPath(path, wrap(module), contraction=contraction)
+    total = path_divergence(q, path, z, "full")
+    torch.testing.assert_close(total, q.log_prob(z) - path.log_prob(z), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("law", ["ou", "own", "child of OU", "correlated"])
+def test_a_loose_tolerance_is_one_step_an_interval(law):
+    """Then the path on the grid is that of the noise on the grid, by two half steps."""
+    values, make = LAWS[law]
+    path = make(*values)
+    with tolerance(rtol=1e3), torch.no_grad():
+        draw = path.draw(values[0].expand(ROWS, D))
+        value = path.rsample((ROWS,))
+    assert isinstance(draw.simulator, Adaptive) and draw.noise is None
+    assert value.shape == (ROWS, len(GRID), D) and path.last_draw(value) is None
+
+
+def test_the_first_that_supports_a_task_draws_it():
+    """All simulators that can draw a path draw the same one."""
+    values, make = LAWS["ou"]
+    module = CONTROLS["network"][0]
+    noise = torch.randn(len(GRID) - 1, ROWS, D)
+    q = ControlledPath(make(*values), module)
+    task = q._task(values[0].expand(ROWS, D))
+    able = [s for s in (Fused(), Loop()) if s.supports(task)]
+    paths = [s(task, noise).value for s in able]
+    assert len(paths) == 2
+    for a, b in itertools.pairwise(paths):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
