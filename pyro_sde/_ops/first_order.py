@@ -18,50 +18,31 @@ MESSAGE = (
 
 def first_order_only(x: Tensor) -> Tensor:
     """``x``, with an error where its gradient is differentiated again or taken by forward mode."""
-    return _FirstOrderOnly.apply(x)
+    return _FirstOrderOnly.apply(x, False)
 
 
 class _FirstOrderOnly(torch.autograd.Function):
-    """Forward: the identity, which keeps its argument. Backward: the identity, to which a zero is
-    added that has no gradient, so that whoever differentiates it meets an error."""
+    """Forward: ``x``, or zero; it keeps ``x``. Backward, for ``x``: the identity, plus a zero that is
+    computed from ``x``; and for that zero: an error."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone()
+    def forward(x: Tensor, is_zero: bool) -> Tensor:
+        return torch.zeros_like(x) if is_zero else x.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+        x, ctx.is_zero = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if ctx.is_zero:
+            raise RuntimeError(MESSAGE)
         (x,) = ctx.saved_tensors
-        return grad + _ZeroWithoutGradient.apply(x) if torch.is_grad_enabled() else grad
+        return grad + _FirstOrderOnly.apply(x, True) if torch.is_grad_enabled() else grad, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        raise RuntimeError(MESSAGE)
-
-
-class _ZeroWithoutGradient(torch.autograd.Function):
-    """Forward: zero, which keeps nothing. Backward: an error."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise RuntimeError(MESSAGE)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
         raise RuntimeError(MESSAGE)

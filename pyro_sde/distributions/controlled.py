@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from .._shapes import check_shape
-from ..simulation.base import Task, compose, displace, grid_control
+from ..simulation.base import Task, grid_control
+from ..simulation.step import compose, displace
 from .path import PathDistribution
 
 __all__ = ["ControlledPath"]

@@ -12,15 +12,9 @@ from torch.distributions import Distribution, constraints
 
 from .._ops.recompute import check_memory
 from .._shapes import broadcast_shapes
-from ..simulation.base import (
-    Draw,
-    LinearSteps,
-    Task,
-    check_scale,
-    diagonal_of,
-    simulate,
-    whiten,
-)
+from ..simulation.base import Draw, LinearSteps, Task, simulate
+from ..simulation.checks import check_scale
+from ..simulation.step import diagonal_of, whiten
 from .checks import check_times, expand_initial, initial_shape
 from .guard import path_log_prob_is_skipped, refuse_unsupported_inference
 

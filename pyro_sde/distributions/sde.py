@@ -86,7 +86,7 @@ class SDEPath(PathDistribution):
         drift, g = _ask(self.drift, "on_grid", t), _ask(self.diffusion, "without_state", t)
         if g is None or not isinstance(drift, GridNetwork) or drift.contraction:
             return None
-        return LinearSteps(torch.ones_like(dt), torch.zeros_like(dt), g * dt.sqrt(), drift)
+        return LinearSteps(torch.ones_like(dt), torch.zeros_like(dt), g * dt.sqrt(), drift, dt)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f, g = self._evaluate(t, z)

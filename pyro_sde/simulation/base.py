@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .._shapes import broadcasts_to
-from .checks import check_draw, check_scale
+from .checks import check_draw
 from .network import GridNetwork
 from .ratio import LogRatio, Shift
-from .step import compose, contract, diagonal_of, displace, whiten
+from .step import compose, contract, displace
 from .tolerance import Solve, current_tolerance, tolerance
 
 __all__ = [
@@ -23,38 +23,54 @@ __all__ = [
     "Draw",
     "GridControl",
     "GridNetwork",
-    "GridTransition",
     "Law",
     "LinearSteps",
     "Simulator",
     "Solve",
     "Task",
-    "check_scale",
-    "compose",
     "current_tolerance",
-    "diagonal_of",
-    "displace",
     "grid_control",
     "register",
     "simulate",
     "take_step",
     "tolerance",
-    "whiten",
 ]
 
 
 class LinearSteps(NamedTuple):
-    """All steps of a process that is linear but for a network in its drift, time first:
+    r"""All steps of a process that is linear but for a network in its drift, time first:
 
-    .. math:: z' = \\mathrm{shift} + \\mathrm{decay}\\,z + dt\\,\\mathrm{drift}(z)
-        + \\mathrm{scale}\\,\\varepsilon
+    .. math:: z' = \mathrm{shift} + \mathrm{decay}\,z + dt\,\mathrm{drift}(z)
+        + \mathrm{scale}\,\varepsilon
     """
 
     decay: Tensor
     shift: Tensor
     scale: Tensor
-    """Of every step, the same in all states."""
     drift: GridNetwork | None = None
+    dt: Tensor | None = None
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        drift = () if self.drift is None else (self.dt, *self.drift.known)
+        return self.decay, self.shift, self.scale, *drift
+
+    def __call__(self, z: Tensor, *rows: Any) -> tuple[Tensor, Tensor]:
+        """Mean and scale of a step, from the state and one row of each tensor in ``known``."""
+        decay, shift, scale, *more = rows
+        mean = torch.addcmul(shift, decay, z)
+        if self.drift is None:
+            return mean, scale
+        return torch.addcmul(mean, more[0], self.drift(z, *more[1:])), scale  # type: ignore
+
+    def fits(self, z: Tensor) -> bool:
+        """Whether the steps are for states like ``z``."""
+        shapes = (x.shape[1:] for x in self[:3])
+        return (
+            self.scale.dtype == z.dtype
+            and all(broadcasts_to(shape, z.shape) for shape in shapes)
+            and (self.drift is None or self.drift.fits(z))
+        )
 
 
 class Law(Protocol):
@@ -109,14 +125,6 @@ def grid_control(control: Any, t: Tensor, *context: Tensor) -> GridControl:
             "first, that is called as grid_control(z, *rows) with one row of each"
         )
     return prepared
-
-
-class GridTransition(NamedTuple):
-    """The transition of a law on a grid, in the form of a :class:`GridControl`."""
-
-    known: tuple[Tensor, ...]
-    evaluate: Callable[..., tuple[Tensor, Tensor]]
-    """Mean and scale from the state and one row of each tensor in ``known``."""
 
 
 class Step(NamedTuple):
@@ -189,34 +197,15 @@ class Task:
     def linear(self) -> LinearSteps | None:
         """The linear steps of the law, if it has them and they fit the state."""
         found = self.law.linear_steps()
-        if found is None or found.scale.dtype != self.z0.dtype:
-            return None
-        shapes = (x.shape[1:] for x in found[:3])
-        fits = all(broadcasts_to(shape, self.z0.shape) for shape in shapes)
-        return found if fits and (found.drift is None or found.drift.fits(self.z0)) else None
+        return found if found is not None and found.fits(self.z0) else None
 
     @cached_property
-    def transition(self) -> GridTransition:
-        """The transition of the law: linear, with all that the state has no part in computed
-        ahead, where it is linear."""
-        linear = self.linear
-        if linear is None:
-            transition = self.law.transition
-            return GridTransition((self.t, self.dt), lambda z, t, dt: transition(t, dt, z))
-        if linear.drift is None:
-
-            def mean_and_scale(z: Tensor, decay: Tensor, shift: Tensor, scale: Tensor) -> Any:
-                return torch.addcmul(shift, decay, z), scale
-
-            return GridTransition(linear[:3], mean_and_scale)
-        drift = linear.drift
-
-        def with_drift(
-            z: Tensor, decay: Tensor, shift: Tensor, scale: Tensor, dt: Tensor, *rows: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            return torch.addcmul(torch.addcmul(shift, decay, z), dt, drift(z, *rows)), scale  # type: ignore[arg-type]
-
-        return GridTransition((*linear[:3], self.dt, *drift.known), with_drift)
+    def transition(self) -> Any:
+        """The transition of the law on the grid: what is called as a :class:`GridControl` is, and
+        returns mean and scale."""
+        law = self.law
+        called = CalledControl(lambda t, z, dt: law.transition(t, dt, z), (self.t, self.dt))
+        return self.linear or called
 
     @cached_property
     def known(self) -> tuple[Tensor, ...]:
@@ -228,10 +217,15 @@ class Task:
     @cached_property
     def step(self) -> Callable[..., Step]:
         """A step as a function ``(z, eps, *rows)``, with one row of each tensor in ``known``."""
-        (known, evaluate), control, split = self.transition, self.control, self.split
-        n = len(known)
+        evaluate, control, split = self.transition, self.control, self.split
+        n = len(evaluate.known)
         if control is None or split is None:
-            return lambda z, eps, *rows: take_step(z, *evaluate(z, *rows), eps)
+
+            def plain_step(z: Tensor, eps: Tensor, *rows: Tensor) -> Step:
+                mean, scale = evaluate(z, *rows)
+                return take_step(z, mean, scale, eps)
+
+            return plain_step
 
         def step(z: Tensor, eps: Tensor, *rows: Tensor) -> Step:
             mean, scale = evaluate(z, *rows[:n])

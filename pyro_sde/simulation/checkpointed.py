@@ -11,7 +11,7 @@ from torch import Tensor
 from .._ops.recompute import Grads, LocalVjp, Recomputed, run_recomputed
 from . import ratio
 from .base import Draw, Simulator, Step, Task
-from .checks import check_step_scale
+from .checks import check_positive
 from .ratio import LogRatio, Shift
 from .step import compose, diagonal_of
 
@@ -98,7 +98,7 @@ class _Path(Recomputed):
             z = step.after
             if self.task.validate:
                 scale = compose(step.scale, step.contraction, z)
-                check_step_scale(self.task.target, diagonal_of(scale, z), i)
+                check_positive(self.task.target, diagonal_of(scale, z).unsqueeze(0), i)
             value.select(-2, i + 1).copy_(z)
             if step.w is not None:
                 kl, *terms = _terms(step.w, step.contraction, eps)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .step import diagonal_of, is_matrix
 
-__all__ = ["check_draw", "check_scale", "check_step_scale"]
+__all__ = ["check_draw", "check_positive", "check_scale"]
 
 
 def check_draw(
@@ -27,7 +27,7 @@ def check_draw(
     :param control_at: Returns u at a step's number and a state; None without a control.
     """
     if diagonal is not None:
-        _check_positive(process, diagonal, 0)
+        check_positive(process, diagonal)
     value = value.detach()
     # A sum is finite only if all its terms are, and needs no mask as large as the path.
     if math.isfinite(value.sum()) or bool(torch.isfinite(value).all()):
@@ -52,7 +52,7 @@ def check_scale(process: Any, scale: Tensor, z: Tensor) -> None:
     """Refuse a scale, for states ``z`` with time first, that is not positive or, if it is a
     matrix, not lower-triangular."""
     scale = scale.detach()
-    _check_positive(process, diagonal_of(scale, z), 0)
+    check_positive(process, diagonal_of(scale, z))
     if is_matrix(scale, z) and bool((scale.triu(1) != 0).any()):
         raise ValueError(
             f"the scale of {type(process).__name__} is a matrix with entries above its diagonal: "
@@ -60,12 +60,8 @@ def check_scale(process: Any, scale: Tensor, z: Tensor) -> None:
         )
 
 
-def check_step_scale(process: Any, diagonal: Tensor, i: int) -> None:
-    """The same for the diagonal of step number ``i`` alone."""
-    _check_positive(process, diagonal.unsqueeze(0), i)
-
-
-def _check_positive(process: Any, diagonal: Tensor, first: int) -> None:
+def check_positive(process: Any, diagonal: Tensor, first: int = 0) -> None:
+    """Refuse diagonals of scales, time first from step ``first`` on, that are not positive."""
     bad = ~(diagonal > 0)
     if bool(bad.any()):
         i = int(bad.flatten(1).any(1).nonzero()[0])
