@@ -8,6 +8,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_sde import AutoSDE, GRUEncoder, forecast, select, time_grid
 from pyro_sde.distributions import BrownianMotion, GeometricBrownianMotion
+from pyro_sde.simulation import Fused
 
 TIMES = torch.tensor([0.3, 1.0], dtype=torch.float64)
 VALUES = torch.tensor([0.5, 2.0], dtype=torch.float64)
@@ -169,3 +170,64 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"draws \['y', 'other'\]: say which"):
         forecast(two, guide, (TIMES, VALUES), [2.0])
     assert forecast(two, guide, (TIMES, VALUES), [2.0], 3, site="y").samples.shape == (3, 1)
+
+
+def counted(module):
+    """How often a module is called from now on."""
+    calls = []
+    module.register_forward_pre_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_network_that_ends_with_the_data_is_one_operation(contraction, parallel, monkeypatch):
+    """The path of a forecast is fused, and is the one that single steps would make."""
+    guide = AutoSDE(model, contraction=contraction).setup(TIMES, VALUES)
+    for p in guide.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.3)
+    later, drawn, found = torch.tensor([1.5, 3.0]), [], []
+    for is_fused in (True, False):
+        monkeypatch.setattr(Fused, "supports", fused_or_not(is_fused, drawn))
+        pyro.set_rng_seed(1)
+        found.append(forecast(model, guide, (TIMES, VALUES), later, 5, parallel=parallel).samples)
+    assert all(drawn)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+def fused_or_not(is_fused, drawn, supports=Fused.supports):
+    def asked(self, task):
+        drawn.append(supports(self, task))
+        return is_fused and drawn[-1]
+
+    return asked
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_encoder_runs_once_a_call(parallel):
+    def series(times, values=None):
+        grid = time_grid(0.0, max(1.0, float(times.max())), dt=0.1, include=times)
+        with pyro.plate("series", 3, dim=-1):
+            z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+            x = select(z, grid, times)[..., 0]
+            pyro.sample("y", dist.Normal(x, 0.1).to_event(1), obs=values)
+
+    times, values = TIMES.expand(3, 2), torch.randn(3, 2)
+    guide = AutoSDE(series, encoder=GRUEncoder(1, 8, 4)).setup(times, values)
+    calls = counted(guide.encoder)
+    before = forecast(series, guide, (times, values), torch.tensor([2.0]), 6, parallel=parallel)
+    assert len(calls) == 1
+    with torch.no_grad():
+        for p in guide.encoder.parameters():
+            p.add_(0.5)
+    with guide.given((times, values, None)), torch.no_grad():
+        guide(times, values)
+        guide(times, values)
+        assert len(calls) == 2
+        guide.encoder.out.bias += 1.0  # an encoder that has changed reads again
+        guide(times, values)
+        assert len(calls) == 3
+    with guide.given((times, values, None)):  # so that each call has a graph of its own
+        for _ in range(2):
+            guide(times, values)["z"].sum().backward()
+    assert len(calls) == 5 and before.samples.shape[0] == 6

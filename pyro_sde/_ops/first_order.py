@@ -22,8 +22,8 @@ def first_order_only(x: Tensor) -> Tensor:
 
 
 class _FirstOrderOnly(torch.autograd.Function):
-    """Forward: ``x``, or zero; it keeps ``x``. Backward, for ``x``: the identity, plus a zero that is
-    computed from ``x``; and for that zero: an error."""
+    """Forward: ``x``, or zero; it keeps ``x``. Backward, for ``x``: the identity, plus a zero
+    that is computed from ``x``; and for that zero: an error."""
 
     generate_vmap_rule = True
 

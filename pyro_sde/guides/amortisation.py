@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyro
@@ -12,16 +12,17 @@ from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 
 from ..distributions import PathDistribution
+from ..distributions.wrapping import WrappedPath
 from .encoders import Encoding, Observations, shaped
 
 __all__ = [
     "EncodingCache",
+    "amortised_sites",
     "arguments_of",
     "default_observations",
+    "end_of_data",
     "read",
     "rows_of_batch",
-    "series_plate",
-    "serves",
 ]
 
 
@@ -95,6 +96,33 @@ def serves(path: PathDistribution, size: int, frame: Any) -> bool:
     if not path.batch_shape:
         return size == 1
     return size in (path.batch_shape[-1], None if frame is None else frame.full_size)
+
+
+def amortised_sites(
+    size: int, latents: Mapping[str, Any], paths: Mapping[str, WrappedPath]
+) -> frozenset[str]:
+    """The path sites that have one element for each of the ``size`` series that were observed."""
+    found = frozenset(
+        name
+        for name, w in paths.items()
+        if serves(w.path, size, series_plate(latents[name]["cond_indep_stack"]))
+    )
+    if not found:
+        shapes = {name: tuple(w.path.batch_shape) for name, w in paths.items()}
+        raise ValueError(
+            f"{size} series were observed, but no path has as many elements along the plate of "
+            f"dim -1: batch shapes {shapes}"
+        )
+    return found
+
+
+def end_of_data(given: Observations, path: PathDistribution, is_amortised: bool) -> Tensor:
+    """When the last observation of each series was made; for a path that the series share, the
+    last of all."""
+    if is_amortised:
+        given = rows_of_batch(given, path)
+    end = given.last()
+    return end if path.batch_shape[-1:] == end.shape else end.max()
 
 
 def rows_of_batch(observations: Observations, path: PathDistribution) -> Observations:

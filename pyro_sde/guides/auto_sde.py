@@ -24,11 +24,11 @@ from ..distributions.wrapping import WrappedPath, unwrap
 from ..series import check_series
 from .amortisation import (
     EncodingCache,
+    amortised_sites,
     default_observations,
+    end_of_data,
     read,
     rows_of_batch,
-    series_plate,
-    serves,
 )
 from .controls import MLPControl
 from .encoders import Encoding, Observations, as_observations
@@ -129,8 +129,7 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
         self._observations = observations
         self._encoding: Encoding | None = None
         self._given: Observations | None = None
-        self._given_encoding = EncodingCache()
-        self._pyro_name = name
+        self._given_encoding, self._pyro_name = EncodingCache(), name
         self._control, self._other_guide = control, other_guide
         self.contraction, self._compiles = bool(contraction), bool(compile)
         self.path_sites: tuple[str, ...] = ()
@@ -216,18 +215,7 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
         if self.encoder is None:
             return
         observations = self._read(args, kwargs).clean()
-        size = len(observations.times)
-        self._amortised = frozenset(
-            name
-            for name, w in paths.items()
-            if serves(w.path, size, series_plate(latents[name]["cond_indep_stack"]))
-        )
-        if not self._amortised:
-            shapes = {name: tuple(w.path.batch_shape) for name, w in paths.items()}
-            raise ValueError(
-                f"{size} series were observed, but no path has as many elements along the plate "
-                f"of dim -1: batch shapes {shapes}"
-            )
+        self._amortised = amortised_sites(len(observations.times), latents, paths)
         self.encoder.to(next(latents[name]["value"] for name in paths if name in self._amortised))
         self.encoder.take_units(observations)
 
@@ -307,18 +295,9 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
         posterior = attrgetter(name)(self.paths)
         until = None
         if self._given is not None:
-            until = self._end_of_data(self._given, wrapped.path, name in self._amortised)
+            until = end_of_data(self._given, wrapped.path, name in self._amortised)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
         return wrapped.rewrap(posterior(wrapped.path, encoding, until, self._other_trace))
-
-    @staticmethod
-    def _end_of_data(given: Observations, path: PathDistribution, is_amortised: bool) -> Tensor:
-        """When the last observation of a series was made; for a path that the series share, the
-        last of all."""
-        if is_amortised:
-            given = rows_of_batch(given, path)
-        end = given.last()
-        return end if path.batch_shape[-1:] == end.shape else end.max()
 
     def _read(self, args: tuple, kwargs: dict) -> Observations:
         return read(self._observations or default_observations(self.model), args, kwargs)

@@ -114,21 +114,3 @@ def test_links_between_pages_exist():
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if "://" not in target and not target.startswith(("mailto:", "api/")):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-def test_imports_point_one_way():
-    """As the picture of docs/architecture.md has it."""
-    parts = {"distributions", "guides", "infer", "nn", "solvers", "series", "metrics"}
-    never = {
-        "distributions": parts,
-        "solvers": {"guides", "infer", "nn"},
-        "nn": {"guides", "infer"},
-        "guides": {"infer", "nn", "solvers"},
-        "infer": {"guides", "nn", "solvers"},
-    }
-    for folder, forbidden in never.items():
-        for file in (ROOT / "pyro_sde" / folder).glob("*.py"):
-            nodes = ast.walk(ast.parse(file.read_text()))
-            imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.level == 2]
-            found = {n.module.partition(".")[0] for n in imports if n.module}
-            assert not found & forbidden, file
