@@ -4,18 +4,18 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint docs benchmark clean
 
-# One stamp a set of packages; both follow setup.py and the pinned versions.
-$(VENV)/.demo: setup.py constraints.txt
+# One stamp a set of packages; all follow pyproject.toml and the pinned versions.
+$(VENV)/.demo: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e ".[plot]" tqdm
 	touch $@
 
-$(VENV)/.dev: setup.py constraints.txt
+$(VENV)/.dev: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@ $(VENV)/.demo
 
-$(VENV)/.docs: setup.py constraints.txt
+$(VENV)/.docs: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
 	touch $@
