@@ -125,8 +125,10 @@ def test_memory_does_not_grow_with_depth():
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return json.loads(out.splitlines()[-1])["memory"]
 
-    assert peak("reversible", 200) < 1.15 * peak("reversible", 20)
-    assert peak("graph", 100) > 1.5 * peak("graph", 20)
+    start, end = peak("reversible", 20), peak("reversible", 200)
+    assert end < 1.15 * start
+    # What is kept, not the peak: importing torch takes 220 to 670 MB, by its build.
+    assert peak("graph", 100) - peak("graph", 20) > 4 * (end - start)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *IMAGE_EXAMPLES, *SOLVER_EXAMPLES])

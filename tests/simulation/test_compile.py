@@ -21,7 +21,9 @@ from pyro_sde.nn import NeuralDiffusion, NeuralDrift, SDEBlock
 from pyro_sde.solvers import integrate
 
 # The compiler has warnings of its own, which say nothing to us.
-pytestmark = pytest.mark.filterwarnings("ignore", "error::RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore", "error::RuntimeWarning", "ignore:Guards may run slower on Python 3.13.0"
+)
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
 )

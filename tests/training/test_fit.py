@@ -303,7 +303,8 @@ def test_in_another_thread():
     assert result[0].stopped == "steps"
 
 
-def test_the_bar_shows_the_parts(capsys):
+def test_the_bar_shows_the_parts(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # to which older versions of tqdm cut the bar
     model, guide, elbo = make("functional")
     pyro_sde.fit(model, guide, DATA, steps=10, elbo=elbo, validation=DATA, validation_draws=1)
     shown = capsys.readouterr().err
