@@ -1,23 +1,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Or .ci/oldest.txt or .ci/newest.txt, with a VENV of their own.
+CONSTRAINTS := constraints.txt
 
 .PHONY: demo test lint docs benchmark clean
 
 # One stamp a set of packages; all follow pyproject.toml and the pinned versions.
-$(VENV)/.demo: pyproject.toml setup.py constraints.txt
+$(VENV)/.demo: pyproject.toml setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e ".[plot]" tqdm
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[plot]" tqdm
 	touch $@
 
-$(VENV)/.dev: pyproject.toml setup.py constraints.txt
+$(VENV)/.dev: pyproject.toml setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@ $(VENV)/.demo
 
-$(VENV)/.docs: pyproject.toml setup.py constraints.txt
+$(VENV)/.docs: pyproject.toml setup.py $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	$(BIN)/pip install -q -c $(CONSTRAINTS) -e ".[docs]"
 	touch $@
 
 demo: $(VENV)/.demo

@@ -200,7 +200,6 @@ def test_stopped_parameters_on_a_path_from_elsewhere(contraction, sees_state):
 
 
 @pytest.mark.filterwarnings("ignore", "error::RuntimeWarning")
-@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch before 2.6")
 def test_what_would_be_compiled_is_right_as_it_stands():
     """The steps that compile=True hands to the compiler, run by Python."""
 
