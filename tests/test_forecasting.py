@@ -8,7 +8,7 @@ from pyro.infer.autoguide import AutoNormal
 
 from pyro_sde import AutoSDE, GRUEncoder, forecast, select, time_grid
 from pyro_sde.distributions import BrownianMotion, GeometricBrownianMotion
-from pyro_sde.simulation import Fused
+from pyro_sde.simulation import base
 
 TIMES = torch.tensor([0.3, 1.0], dtype=torch.float64)
 VALUES = torch.tensor([0.5, 2.0], dtype=torch.float64)
@@ -186,21 +186,18 @@ def test_a_network_that_ends_with_the_data_is_one_operation(contraction, paralle
     guide = AutoSDE(model, contraction=contraction).setup(TIMES, VALUES)
     for p in guide.parameters():
         torch.nn.init.normal_(p, 0.0, 0.3)
-    later, drawn, found = torch.tensor([1.5, 3.0]), [], []
-    for is_fused in (True, False):
-        monkeypatch.setattr(Fused, "supports", fused_or_not(is_fused, drawn))
+    later, chosen, found, choose = torch.tensor([1.5, 3.0]), [], [], base.choose
+
+    def recorded(task):
+        chosen.append(choose(task))
+        return chosen[-1]
+
+    for chooser in (recorded, lambda task: "loop"):
+        monkeypatch.setattr(base, "choose", chooser)
         pyro.set_rng_seed(1)
         found.append(forecast(model, guide, (TIMES, VALUES), later, 5, parallel=parallel).samples)
-    assert all(drawn)
+    assert set(chosen) == {"fused"}
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
-
-
-def fused_or_not(is_fused, drawn, supports=Fused.supports):
-    def asked(self, task):
-        drawn.append(supports(self, task))
-        return is_fused and drawn[-1]
-
-    return asked
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -29,15 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .common import inside_func
 
-__all__ = ["Grads", "LocalVjp", "Recomputed", "check_memory", "run_recomputed"]
+__all__ = ["Grads", "LocalVjp", "Recomputed", "run_recomputed"]
 
 Grads = Sequence[Tensor | None]
-
-
-def check_memory(memory: str, *allowed: str) -> str:
-    if memory not in allowed:
-        raise ValueError(f"memory must be one of {', '.join(allowed)}: found {memory!r}")
-    return memory
 
 
 class Recomputed:

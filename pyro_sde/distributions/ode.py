@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from .._shapes import broadcast_shapes, check_shape
+from .._checks import broadcast_shapes, check_shape
 from ..simulation.base import current_tolerance, simulate
 from .guard import path_log_prob_is_skipped
 from .path import PathDistribution

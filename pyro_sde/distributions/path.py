@@ -10,13 +10,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from .._ops.recompute import check_memory
-from .._shapes import broadcast_shapes
+from .._checks import broadcast_shapes, check_memory
 from ..simulation.base import Draw, LinearSteps, Task, simulate
 from ..simulation.checks import check_scale
 from ..simulation.step import diagonal_of, whiten
-from .checks import check_times, expand_initial, initial_shape
 from .guard import path_log_prob_is_skipped, refuse_unsupported_inference
+from .parameters import check_times, expand_initial, initial_shape
 
 __all__ = ["PathDistribution"]
 

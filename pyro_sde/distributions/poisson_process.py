@@ -9,8 +9,8 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from .._shapes import broadcast_shapes
-from .checks import check_times
+from .._checks import broadcast_shapes
+from .parameters import check_times
 
 __all__ = ["PoissonProcess"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from .._shapes import check_shape
+from .._checks import check_shape
 from ..simulation.base import GridNetwork, LinearSteps
 from .parameters import as_parameters
 from .path import PathDistribution

@@ -10,7 +10,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from .._shapes import broadcast_shapes
+from .._checks import broadcast_shapes
 
 __all__ = ["LatentContext", "concat_context", "location_and_scale", "readable"]
 

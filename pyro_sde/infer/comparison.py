@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._shapes import broadcast_shapes
+from .._checks import broadcast_shapes
 from ..distributions.controlled import ControlledPath
 from ..distributions.ode import ODEPath
 from ..distributions.path import PathDistribution

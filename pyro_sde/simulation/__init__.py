@@ -9,5 +9,10 @@ from .loop import Loop
 
 __all__ = ["Adaptive", "Checkpointed", "Compiled", "Fused", "Loop"]
 
-# In the order in which they are asked; the last one draws any path.
-register(Adaptive(), Checkpointed(), Compiled(), Fused(), Loop())
+register(
+    adaptive=Adaptive(),
+    checkpointed=Checkpointed(),
+    compiled=Compiled(),
+    fused=Fused(),
+    loop=Loop(),
+)

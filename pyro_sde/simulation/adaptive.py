@@ -42,12 +42,7 @@ class Adaptive(Simulator):
     """Draws paths inside of :class:`~pyro_sde.tolerance`: on their grid, solved to the tolerance
     in between."""
 
-    draws_noise = False
-
-    def supports(self, task: Task) -> bool:
-        return current_tolerance() is not None
-
-    def __call__(self, task: Task, noise: Tensor) -> Draw:
+    def __call__(self, task: Task, noise: Tensor | None = None) -> Draw:
         tol = current_tolerance()
         assert tol is not None
         return Draw(_refined_path(task, tol), None, self)

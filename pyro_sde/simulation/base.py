@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .._shapes import broadcasts_to
+from .._checks import broadcasts_to
+from .._ops.common import inside_func
 from .checks import check_draw
 from .network import GridNetwork
 from .ratio import LogRatio, Shift
@@ -28,6 +30,7 @@ __all__ = [
     "Simulator",
     "Solve",
     "Task",
+    "choose",
     "current_tolerance",
     "grid_control",
     "register",
@@ -189,6 +192,11 @@ class Task:
     def steps(self) -> int:
         return len(self.t)
 
+    def draw_noise(self) -> Tensor:
+        """Standard normal noise for all steps, time first."""
+        z0 = self.z0
+        return torch.randn((self.steps, *z0.shape), dtype=z0.dtype, device=z0.device)
+
     @cached_property
     def root(self) -> Tensor:
         return self.dt.sqrt()
@@ -198,6 +206,19 @@ class Task:
         """The linear steps of the law, if it has them and they fit the state."""
         found = self.law.linear_steps()
         return found if found is not None and found.fits(self.z0) else None
+
+    @cached_property
+    def network(self) -> GridNetwork | None:
+        """The control as layers, if it has that form and a fused or compiled path may take it."""
+        control, z0 = self.control, self.z0
+        fits = (
+            isinstance(control, GridNetwork)
+            and self.contraction is (True if control.contraction else None)
+            and control.fits(z0)
+            and not torch.is_autocast_enabled(z0.device.type)
+            and not inside_func()
+        )
+        return control if fits else None  # type: ignore[return-value]
 
     @cached_property
     def transition(self) -> Any:
@@ -264,43 +285,53 @@ class Simulator(ABC):
     """A way to draw a path. The path, its log ratio and their gradients are those of
     :class:`~pyro_sde.simulation.loop.Loop`, whatever the way."""
 
-    draws_noise = True
-    """Whether the noise of the steps is drawn for it."""
-
     @abstractmethod
-    def supports(self, task: Task) -> bool:
-        """Whether this simulator can, and should, draw the path."""
+    def __call__(self, task: Task, noise: Tensor | None) -> Draw:
+        """Draw the path.
 
-    @abstractmethod
-    def __call__(self, task: Task, noise: Tensor) -> Draw:
-        """Draw the path with the noise of its steps."""
-
-
-_simulators: list[Simulator] = []
+        :param noise: The standard normal noise of the steps, time first; None is to be drawn.
+        """
 
 
-def register(*simulators: Simulator) -> None:
-    """Name the simulators in the order in which they are asked."""
-    _simulators.extend(simulators)
+_simulators: dict[str, Simulator] = {}
+
+
+def register(**simulators: Simulator) -> None:
+    """Give the simulators the names that :func:`choose` knows."""
+    _simulators.update(simulators)
+
+
+def choose(task: Task) -> str:
+    """The name of the simulator for a path: the one place where that is decided."""
+    if current_tolerance() is not None:
+        return "adaptive"
+    if task.memory == "recompute":
+        return "checkpointed"
+    if task.compile and not isinstance(task.control, GridNetwork):
+        warnings.warn(
+            "compile=True has no effect on a path whose control is not an MLPControl",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    if task.network is None:
+        return "loop"
+    if task.compile:
+        return "compiled"
+    return "loop" if task.linear is None else "fused"
 
 
 def simulate(task: Task, noise: Tensor | None = None) -> Draw:
-    """Draw a path with the first simulator that supports it. This is the only place where one is
-    chosen.
+    """Draw a path.
 
     :param noise: The standard normal noise of the steps, time first; by default it is drawn.
     """
-    z0 = task.z0
-    simulator = next(s for s in _simulators if s.supports(task))
-    if noise is None and simulator.draws_noise:
-        noise = torch.randn((task.steps, *z0.shape), dtype=z0.dtype, device=z0.device)
     try:
-        draw = simulator(task, noise)  # type: ignore[arg-type]
+        draw = _simulators[choose(task)](task, noise)
     except RuntimeError as e:
         if "dtype" not in str(e):
             raise
         raise ValueError(
-            f"a step of the path fails on states of {z0.dtype}, times being "
+            f"a step of the path fails on states of {task.z0.dtype}, times being "
             f"{task.dt.dtype}: {e}. Use one dtype: times.to(...) as the networks are, or "
             "network.double()"
         ) from e

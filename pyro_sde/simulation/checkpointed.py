@@ -21,10 +21,8 @@ __all__ = ["Checkpointed", "recomputed_ratio"]
 class Checkpointed(Simulator):
     """Draws paths with ``memory="recompute"``."""
 
-    def supports(self, task: Task) -> bool:
-        return task.memory == "recompute"
-
-    def __call__(self, task: Task, noise: Tensor) -> Draw:
+    def __call__(self, task: Task, noise: Tensor | None = None) -> Draw:
+        noise = task.draw_noise() if noise is None else noise
         path = _Path(task)
         value, *terms = run_recomputed(path, task.z0, noise, *path.inputs())
         return Draw(value, noise, self, _summed(*terms) if terms else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor
 
 from .._compiling import chunks, compiled
 from .base import Draw, Simulator, Task, take_step
-from .fused import draw_fused, fusible_control, ratio_from_outputs, ratio_from_sums
-from .network import GridNetwork, network, split_control
+from .fused import draw_fused, ratio_from_outputs, ratio_from_sums
+from .network import network, split_control
 from .step import diagonal_of
 
 __all__ = ["Compiled"]
@@ -20,26 +19,16 @@ Transition = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Compiled(Simulator):
-    """Draws paths with ``compile=True`` that a :class:`GridNetwork` pushes."""
+    """Draws paths with ``compile=True`` that a network pushes."""
 
-    def supports(self, task: Task) -> bool:
-        if not task.compile:
-            return False
-        if not isinstance(task.control, GridNetwork):
-            warnings.warn(
-                "compile=True has no effect on a path whose control is not an MLPControl",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return fusible_control(task) is not None
-
-    def __call__(self, task: Task, noise: Tensor) -> Draw:
+    def __call__(self, task: Task, noise: Tensor | None = None) -> Draw:
+        noise = task.draw_noise() if noise is None else noise
         if task.linear is not None and task.linear.drift is None:
             return draw_fused(self, task, noise, compile=True)
         return self._draw_in_chunks(task, noise)
 
     def _draw_in_chunks(self, task: Task, noise: Tensor) -> Draw:
-        net, z0, t, dt = fusible_control(task), task.z0, task.t, task.dt
+        net, z0, t, dt = task.network, task.z0, task.t, task.dt
         assert net is not None
         needs_leaf = torch.is_grad_enabled() and not z0.requires_grad
         # Starts with a gradient and without one would each be compiled for.

@@ -5,43 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._ops.common import inside_func
+from .._checks import pad_after_time
 from .._ops.fused import Inputs, Layout, Net, NetLayout, Outputs, fused_path
-from .._shapes import pad_after_time
 from .base import Draw, LinearSteps, Simulator, Task
 from .network import GridNetwork
 from .ratio import LogRatio
 
-__all__ = ["Fused", "draw_fused", "fusible_control", "ratio_from_outputs", "ratio_from_sums"]
+__all__ = ["Fused", "draw_fused", "ratio_from_outputs", "ratio_from_sums"]
 
 
 class Fused(Simulator):
     """Draws paths of a law with ``linear_steps`` that a :class:`GridNetwork` pushes."""
 
-    def supports(self, task: Task) -> bool:
-        return fusible_control(task) is not None and task.linear is not None
-
-    def __call__(self, task: Task, noise: Tensor) -> Draw:
-        return draw_fused(self, task, noise)
-
-
-def fusible_control(task: Task) -> GridNetwork | None:
-    """The control as layers, if it has that form and the operation may take it."""
-    control = task.control
-    if not isinstance(control, GridNetwork):
-        return None
-    fits = (
-        task.contraction is (True if control.contraction else None)
-        and control.fits(task.z0)
-        and not torch.is_autocast_enabled(task.z0.device.type)
-        and not inside_func()
-    )
-    return control if fits else None
+    def __call__(self, task: Task, noise: Tensor | None = None) -> Draw:
+        return draw_fused(self, task, task.draw_noise() if noise is None else noise)
 
 
 def draw_fused(simulator: Simulator, task: Task, noise: Tensor, compile: bool = False) -> Draw:
-    """The path as one operation. The task has linear steps and a fusible control."""
-    control, linear, z0 = fusible_control(task), task.linear, task.z0
+    """The path as one operation. The task has linear steps and a network."""
+    control, linear, z0 = task.network, task.linear, task.z0
     assert control is not None and linear is not None
     n, batch, d = task.steps, z0.shape[:-1], z0.shape[-1]
     inputs, layout = _inputs(control, linear, task, compile)

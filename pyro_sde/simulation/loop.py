@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._shapes import pad_after_time
+from .._checks import pad_after_time
 from .base import Draw, Simulator, Step, Task
 from .ratio import Local, LogRatio, Shift
 from .step import contraction_diagonal, diagonal_of
@@ -18,10 +18,8 @@ __all__ = ["Loop"]
 class Loop(Simulator):
     """Draws any path. All other simulators are held to this one."""
 
-    def supports(self, task: Task) -> bool:
-        return True
-
-    def __call__(self, task: Task, noise: Tensor) -> Draw:
+    def __call__(self, task: Task, noise: Tensor | None = None) -> Draw:
+        noise = task.draw_noise() if noise is None else noise
         # One unbind, not one index a step: the backward pass of an index fills a whole tensor.
         rows = zip(*(x.unbind(0) for x in task.known), strict=True)
         states, steps = [task.z0], []

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .._ops.fused.activations import ACTIVATIONS
+from .._checks import broadcasts_to, pad_after_time
 from .._ops.fused.inputs import context_columns
-from .._shapes import broadcasts_to, pad_after_time
+from .._ops.fused.layers import ACTIVATIONS
 
 __all__ = ["GridNetwork", "network", "split_control"]
 

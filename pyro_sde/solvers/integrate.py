@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import check_memory
 from .._compiling import chunks, compiled
 from .._errors import SolutionError
 from .._ops.common import inside_func
-from .._ops.recompute import Grads, LocalVjp, check_memory, run_recomputed
+from .._ops.recompute import Grads, LocalVjp, run_recomputed
 from .reversible import GridSolution, ReversibleHeun, reversible_heun, states_of
 
 __all__ = ["METHODS", "evaluations", "integrate"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_sde._ops.fused.activations import ACTIVATIONS
+from pyro_sde._ops.fused.layers import ACTIVATIONS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..._compiling import compiled
-from .activations import ACTIVATIONS
 from .gradients import InputGradients
-from .inputs import Inputs, Layout, Outputs, add_product_, per_step_factors
+from .inputs import Inputs, Layout, Outputs
+from .layers import ACTIVATIONS, add_product_, per_step_factors
 
 __all__ = ["FusedBackward"]
 

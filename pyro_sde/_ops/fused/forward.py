@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,19 +9,9 @@ from torch import Tensor
 
 from ..._compiling import chunks, compiled
 from ..common import BLOCK, gradients_with_graph
-from .activations import ACTIVATIONS
 from .backward import FusedBackward
-from .inputs import (
-    Inputs,
-    Layout,
-    Net,
-    NetLayout,
-    Outputs,
-    add_product_,
-    context_columns,
-    per_step_factors,
-    split_outputs,
-)
+from .inputs import Inputs, Layout, Net, NetLayout, Outputs
+from .layers import ACTIVATIONS, HiddenLayers, add_product_, per_step_factors, split_outputs
 
 __all__ = ["FusedPath", "fused_path", "plain_path"]
 
@@ -137,32 +126,6 @@ class _Run(NamedTuple):
     sums: Sums | None
 
 
-class _HiddenLayers:
-    """The hidden layers of a network, computed in place of their biases."""
-
-    def __init__(self, net: Net, activation: str, rows: int) -> None:
-        f = ACTIVATIONS[activation]
-        self.net, self.rows = net, rows
-        self.weights = [w.t() for w in net.weights]
-        self.activation_, self.factor = f.in_place(net.last), f.factor
-
-    def buffers(self, at: slice) -> list[Tensor]:
-        """The biases of a block of steps in one copy, which addmm would make for each."""
-        biases = (b[at].expand(-1, self.rows, -1) for b in self.net.biases)
-        buffers = [torch.mul(b, self.factor, out=b.new_empty(b.shape)) for b in biases]
-        for buffer, weight in zip(buffers, self.net.context_weights, strict=False):
-            for i, columns in context_columns(self.net.context, weight):
-                context, w = self.net.context[i][at].flatten(0, 1), weight[:, columns].t()
-                buffer.flatten(0, 1).addmm_(context, w, alpha=self.factor)
-        return buffers
-
-    def __call__(self, h: Tensor, buffers: Sequence[Tensor]) -> Tensor:
-        """The last hidden layer at the states ``h``."""
-        for weight_t, buffer in zip(self.weights, buffers, strict=True):
-            h = self.activation_(buffer.addmm_(h, weight_t, alpha=self.factor))
-        return h
-
-
 def _run_in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: bool) -> _Run:
     n, m, d = eps.shape
     outputs, last_units = p.control.last.shape
@@ -174,10 +137,10 @@ def _run_in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: 
     squares, products = eps.new_empty(n, m), eps.new_empty(n, m)
     decay, gain = per_step_factors(p.decay), per_step_factors(p.gain)
     mask = None if p.mask is None else p.mask.unbind(0)
-    control, width = _HiddenLayers(p.control, layout.control.activation, m), p.control.width()
+    control, width = HiddenLayers(p.control, layout.control.activation, m), p.control.width()
     nets, drift = [control], None
     if p.drift is not None and layout.drift is not None:
-        drift = _HiddenLayers(p.drift, layout.drift.activation, m)
+        drift = HiddenLayers(p.drift, layout.drift.activation, m)
         width = max(width, p.drift.width())
         nets.append(drift)
         dt, drift_bias, drift_last_t = per_step_factors(p.dt), p.drift.last_bias, p.drift.last.t()

@@ -14,10 +14,7 @@ __all__ = [
     "Net",
     "NetLayout",
     "Outputs",
-    "add_product_",
     "context_columns",
-    "per_step_factors",
-    "split_outputs",
 ]
 
 
@@ -164,25 +161,3 @@ class Outputs(NamedTuple):
     def at(self, steps: slice) -> Outputs:
         """The outputs of a block of steps; of the states, those before each step."""
         return Outputs(*(None if x is None else x[steps] for x in self))
-
-
-def split_outputs(out: Tensor, d: int) -> tuple[Tensor, Tensor | None]:
-    """u and, if it is there, log c."""
-    return out[..., :d], out[..., d:] if out.shape[-1] > d else None
-
-
-Factors = Sequence[float] | Sequence[Tensor]
-
-
-def per_step_factors(x: Tensor) -> Factors:
-    """One factor a step, from shape ``(N, rows, K)``: a number where it is the same for all, as a
-    view of each step costs as much as an operation."""
-    if x.shape[1:] == (1, 1) and x.device.type == "cpu":
-        return x.flatten().tolist()
-    return x.unbind(0)
-
-
-def add_product_(total: Tensor, factor: Any, x: Tensor) -> Tensor:
-    if isinstance(factor, float):
-        return total.add_(x, alpha=factor)
-    return total.addcmul_(factor, x)

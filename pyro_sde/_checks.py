@@ -1,4 +1,4 @@
-"""Shapes of what a user's function returns, and broadcasting at little cost."""
+"""Checks of arguments and of shapes, and broadcasting at little cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-__all__ = ["broadcast_shapes", "broadcasts_to", "check_shape", "pad_after_time"]
+__all__ = ["broadcast_shapes", "broadcasts_to", "check_memory", "check_shape", "pad_after_time"]
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
@@ -50,3 +50,9 @@ def check_shape(
         f"{what}(t, z) returned shape {tuple(value.shape)} at {when} for a state of shape "
         f"{tuple(z.shape)}; it must return the state's shape"
     )
+
+
+def check_memory(memory: str, *allowed: str) -> str:
+    if memory not in allowed:
+        raise ValueError(f"memory must be one of {', '.join(allowed)}: found {memory!r}")
+    return memory
