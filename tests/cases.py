@@ -79,7 +79,7 @@ def pushed_ou() -> PathDistribution:
 
 
 class Cubic(PathDistribution):
-    """A user's own process: a transition and nothing else, with noise that depends on the state."""
+    """A user's own process, with noise that depends on the state."""
 
     def __init__(self, a: Tensor, initial, times: Tensor, **options) -> None:
         self.a = a
@@ -88,6 +88,10 @@ class Cubic(PathDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         mean = z + (self.a * z - z**3 / (1 + z * z)) * dt + 0.1 * t * dt
         return mean, (0.5 + 0.2 * self.a * torch.sin(z)) * dt.sqrt()
+
+    def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        drift = self.a * z - z**3 / (1 + z * z) + 0.1 * t
+        return drift, 0.5 + 0.2 * self.a * torch.sin(z)
 
 
 class OUWithJump(OrnsteinUhlenbeck):

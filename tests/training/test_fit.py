@@ -19,7 +19,6 @@ import pyro_sde
 from pyro_sde import AutoSDE, History, TraceSDE_ELBO, anneal_kl, kl_weight
 from pyro_sde.diagnostics import ExplosionWarning
 from pyro_sde.training.batches import Batches
-from pyro_sde.training.schedules import make_schedule
 
 from .models import DATA, N, assert_identical, make, values
 
@@ -309,15 +308,6 @@ def test_the_bar_shows_the_parts(capsys, monkeypatch):
     pyro_sde.fit(model, guide, DATA, steps=10, elbo=elbo, validation=DATA, validation_draws=1)
     shown = capsys.readouterr().err
     assert all(k in shown for k in ("10/10", "ELBO=", "KL=", "likelihood=", "validation="))
-
-
-def test_schedules():
-    cosine, cycle = make_schedule("cosine", 101), make_schedule("one_cycle", 101)
-    assert [cosine(i) for i in (0, 50, 100, 101)] == pytest.approx([1, 0.5, 0, 0])
-    assert [cycle(i) for i in (0, 30, 100, 101)] == pytest.approx([0.04, 1, 1e-4, 1e-4])
-    assert make_schedule(None, 3)(2) == 1.0 and make_schedule("cosine", 1)(0) == 1.0
-    with pytest.raises(ValueError, match=r"schedule must be one of constant, cosine.*'up'"):
-        make_schedule("up", 3)
 
 
 @pytest.mark.parametrize(
