@@ -113,6 +113,11 @@ class ControlledPath(PathDistribution):
             u, contraction = u
         if contraction is not None and contraction.shape != (*z.shape, z.shape[-1]):
             contraction = check_shape("contraction", contraction, t, z).expand_as(z)
+        elif contraction is not None and self._validate_args and bool(contraction.triu(1).any()):
+            raise ValueError(
+                "a contraction of shape (..., D, D) is lower-triangular, its diagonal holding "
+                "logarithms, and has entries above the diagonal here; take its tril()"
+            )
         u = check_shape("control", u, t, z)
         return u if u.shape == z.shape else u.expand_as(z), contraction
 

@@ -45,6 +45,11 @@ class Adaptive(Simulator):
     def __call__(self, task: Task, noise: Tensor | None = None) -> Draw:
         tol = current_tolerance()
         assert tol is not None
+        if noise is not None:
+            raise ValueError(
+                "inside of tolerance() a path draws the noise that it refines; draw a path with "
+                "given noise outside"
+            )
         return Draw(_refined_path(task, tol), None, self)
 
 

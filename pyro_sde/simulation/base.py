@@ -276,8 +276,8 @@ class Draw:
     """Against the law that the control pushes; None without a control."""
     steps: Sequence[Step] | None = None
     """The steps, if they were kept, each attached to the graph of its own state alone."""
-    diagonal: Tensor | None = None
-    """The diagonal of the scale of every step, time first, detached; None if it was checked."""
+    scale: Tensor | None = None
+    """The scale of every step, time first, detached; None if it was checked."""
     has_grad: bool = True
 
 
@@ -337,5 +337,5 @@ def simulate(task: Task, noise: Tensor | None = None) -> Draw:
         ) from e
     draw.has_grad = torch.is_grad_enabled()
     if task.validate:
-        check_draw(task.target, draw.value, draw.diagonal, task.control_at)
+        check_draw(task.target, draw.value, draw.scale, task.control_at)
     return draw

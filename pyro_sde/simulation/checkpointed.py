@@ -11,9 +11,9 @@ from torch import Tensor
 from .._ops.recompute import Grads, LocalVjp, Recomputed, run_recomputed
 from . import ratio
 from .base import Draw, Simulator, Step, Task
-from .checks import check_positive
+from .checks import check_scale
 from .ratio import LogRatio, Shift
-from .step import compose, diagonal_of
+from .step import compose
 
 __all__ = ["Checkpointed", "recomputed_ratio"]
 
@@ -96,7 +96,7 @@ class _Path(Recomputed):
             z = step.after
             if self.task.validate:
                 scale = compose(step.scale, step.contraction, z)
-                check_positive(self.task.target, diagonal_of(scale, z).unsqueeze(0), i)
+                check_scale(self.task.target, scale.unsqueeze(0), z.unsqueeze(0), i)
             value.select(-2, i + 1).copy_(z)
             if step.w is not None:
                 kl, *terms = _terms(step.w, step.contraction, eps)

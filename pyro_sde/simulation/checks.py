@@ -11,23 +11,23 @@ from torch import Tensor
 
 from .step import diagonal_of, is_matrix
 
-__all__ = ["check_draw", "check_positive", "check_scale"]
+__all__ = ["check_draw", "check_scale"]
 
 
 def check_draw(
     process: Any,
     value: Tensor,
-    diagonal: Tensor | None,
+    scale: Tensor | None,
     control_at: Callable[[int, Tensor], Tensor | None],
 ) -> None:
     """Refuse a path whose scales are not positive or whose states are not finite.
 
     :param process: What was drawn from, to be named in the message.
-    :param diagonal: The diagonal of the scale of every step, time first; None if it was checked.
+    :param scale: The scale of every step, time first; None if it was checked.
     :param control_at: Returns u at a step's number and a state; None without a control.
     """
-    if diagonal is not None:
-        check_positive(process, diagonal)
+    if scale is not None:
+        check_scale(process, scale, value.movedim(-2, 0)[1:])
     value = value.detach()
     # A sum is finite only if all its terms are, and needs no mask as large as the path.
     if math.isfinite(value.sum()) or bool(torch.isfinite(value).all()):
@@ -48,20 +48,11 @@ def check_draw(
     )
 
 
-def check_scale(process: Any, scale: Tensor, z: Tensor) -> None:
-    """Refuse a scale, for states ``z`` with time first, that is not positive or, if it is a
-    matrix, not lower-triangular."""
+def check_scale(process: Any, scale: Tensor, z: Tensor, first: int = 0) -> None:
+    """Refuse a scale, for states ``z`` with time first from step ``first`` on, that is not positive
+    or, if it is a matrix, not lower-triangular."""
     scale = scale.detach()
-    check_positive(process, diagonal_of(scale, z))
-    if is_matrix(scale, z) and bool((scale.triu(1) != 0).any()):
-        raise ValueError(
-            f"the scale of {type(process).__name__} is a matrix with entries above its diagonal: "
-            "return a lower-triangular one, torch.linalg.cholesky(covariance), say"
-        )
-
-
-def check_positive(process: Any, diagonal: Tensor, first: int = 0) -> None:
-    """Refuse diagonals of scales, time first from step ``first`` on, that are not positive."""
+    diagonal = diagonal_of(scale, z)
     bad = ~(diagonal > 0)
     if bool(bad.any()):
         i = int(bad.flatten(1).any(1).nonzero()[0])
@@ -69,6 +60,11 @@ def check_positive(process: Any, diagonal: Tensor, first: int = 0) -> None:
             f"the scale of {type(process).__name__} must be positive: found "
             f"{float(diagonal[i].min()):g} at {_time(process, first + i)}; pass the diffusion "
             "through softplus or exp"
+        )
+    if is_matrix(scale, z) and bool(scale.triu(1).any()):
+        raise ValueError(
+            f"the scale of {type(process).__name__} is a matrix with entries above its diagonal: "
+            "return a lower-triangular one, torch.linalg.cholesky(covariance), say"
         )
 
 

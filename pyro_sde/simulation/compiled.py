@@ -41,7 +41,7 @@ class Compiled(Simulator):
             layers = (net.weights, biases, net.last, net.contraction, net.activation, mask)
             parts.append(_compiled_steps(transition, t[at], dt[at], z, noise[at], *layers))
             z = parts[-1][0][-1]
-        states, out, again, diagonal = (torch.cat(x) for x in zip(*parts, strict=True))
+        states, out, again, scale = (torch.cat(x) for x in zip(*parts, strict=True))
         value = torch.cat([z0.unsqueeze(0), states]).movedim(0, -2)
         if net.contraction:
             ratio = ratio_from_outputs(out, again, task.root, noise)
@@ -49,7 +49,7 @@ class Compiled(Simulator):
             pairs = ((out, out), (out, noise), (again, noise))
             squares, products, of_states = ((a * b).sum(-1) for a, b in pairs)
             ratio = ratio_from_sums(squares, products, of_states, task.root)
-        return Draw(value, noise, self, ratio, diagonal=diagonal if task.validate else None)
+        return Draw(value, noise, self, ratio, scale=scale if task.validate else None)
 
 
 def _steps(
@@ -75,7 +75,7 @@ def _steps(
     states: list[Tensor] = []
     outs: list[Tensor] = []
     agains: list[Tensor] = []
-    diagonals: list[Tensor] = []
+    scales: list[Tensor] = []
     for i in range(len(noise)):
         mean, scale = transition(t[i], dt[i], z)
         out = network(z, weights, [b[i] for b in biases], last, activation, True)
@@ -84,13 +84,13 @@ def _steps(
             out, again = out * mask[i], again * mask[i]
         u, log_c = split_control(out, contraction)
         step = take_step(z, mean, scale, noise[i], (dt[i].sqrt(), u, log_c))
-        diagonal = diagonal_of(scale, z).detach().expand_as(z)
+        scale = diagonal_of(scale, z).detach().expand_as(z)
         z = step.after
         states.append(z)
         outs.append(out)
         agains.append(again)
-        diagonals.append(diagonal if log_c is None else diagonal * log_c.detach().exp())
-    return tuple(torch.stack(x) for x in (states, outs, agains, diagonals))
+        scales.append(scale if log_c is None else scale * log_c.detach().exp())
+    return tuple(torch.stack(x) for x in (states, outs, agains, scales))
 
 
 _compiled_steps = compiled(_steps)

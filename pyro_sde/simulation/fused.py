@@ -32,15 +32,15 @@ def draw_fused(simulator: Simulator, task: Task, noise: Tensor, compile: bool = 
     run = Outputs(
         None, *(None if x is None else x.reshape(n, *batch, *x.shape[2:]) for x in run[1:])
     )
-    diagonal = linear.scale.detach() if task.validate else None
+    scale = linear.scale.detach() if task.validate else None
     if control.contraction:
         ratio = ratio_from_outputs(run.out, run.out_of_states, task.root, noise)
-        if diagonal is not None:
+        if scale is not None:
             c = run.out[..., d:].detach().exp()
-            diagonal = pad_after_time(diagonal, c.dim()) * c
+            scale = pad_after_time(scale, c.dim()) * c
     else:
         ratio = ratio_from_sums(run.squares, run.products, run.products_of_states, task.root)
-    return Draw(value, noise, simulator, ratio, diagonal=diagonal)
+    return Draw(value, noise, simulator, ratio, scale=scale)
 
 
 def ratio_from_outputs(out: Tensor, out_of_states: Tensor, root: Tensor, noise: Tensor) -> LogRatio:

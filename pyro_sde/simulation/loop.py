@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .._checks import pad_after_time
 from .base import Draw, Simulator, Step, Task
 from .ratio import Local, LogRatio, Shift
-from .step import contraction_diagonal, diagonal_of
+from .step import compose
 
 __all__ = ["Loop"]
 
@@ -29,8 +28,11 @@ class Loop(Simulator):
             states.append(step.after)
         value = torch.stack(states, -2)
         ratio = None if task.control is None else _ratio(steps, noise)
-        diagonal = _diagonal(steps, task.z0) if task.validate else None
-        return Draw(value, noise, self, ratio, steps, diagonal)
+        if not task.validate:
+            return Draw(value, noise, self, ratio, steps)
+        with torch.no_grad():
+            scale = torch.stack([compose(s.scale, s.contraction, s.before) for s in steps])
+        return Draw(value, noise, self, ratio, steps, scale)
 
 
 def _ratio(steps: Sequence[Step], noise: Tensor) -> LogRatio:
@@ -43,14 +45,3 @@ def _ratio(steps: Sequence[Step], noise: Tensor) -> LogRatio:
             yield step.before, [x for x in (step.w, step.contraction) if x is not None], slope
 
     return LogRatio.of_steps(w, torch.stack(contractions) if contractions else None, noise, local)
-
-
-@torch.no_grad()
-def _diagonal(steps: Sequence[Step], z: Tensor) -> Tensor:
-    """That of the scale of every step, contracted, time first."""
-    scale = torch.stack([diagonal_of(s.scale, z) for s in steps])
-    logs = [contraction_diagonal(s.contraction, z) for s in steps if s.contraction is not None]
-    if not logs:
-        return scale
-    c = torch.stack(logs).exp()
-    return pad_after_time(scale, c.dim()) * c

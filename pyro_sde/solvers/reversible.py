@@ -62,12 +62,12 @@ class GridSolution(Recomputed):
         self.t, self.dt = times.unbind(0), times.diff().unbind(0)
 
     def along(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Any], list[Tensor]]:
-        """The path's state at each time, or None; and zeros to add the gradient by it to."""
+        """The path's state at each time, or None; and zeros to add its gradient to."""
         return states_of(inputs[1:], len(self.t)), [torch.zeros_like(p) for p in inputs[1:]]
 
 
 class ReversibleHeun(GridSolution):
-    """Its backward pass.
+    """The solution by the reversible Heun method, with its backward pass.
 
     :param keep: Whether the points of evaluation are kept, or reconstructed from the last.
     """
@@ -86,7 +86,8 @@ class ReversibleHeun(GridSolution):
     def backward(
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
     ) -> Grads:
-        """By y, y_hat and f(y_hat): a, b and c, from the last time to the first."""
+        """a, b and c are the gradients with respect to y, y_hat and f(y_hat) at a time, from the
+        last to the first."""
         w, grad_path = self.along(inputs)
         a: Any = grads[0]
         b, c = torch.zeros_like(a), torch.zeros_like(a)

@@ -137,3 +137,32 @@ def test_any_simulator_that_can_draw_a_path_draws_the_same():
     paths = [s(task, noise).value for s in (Fused(), Loop(), Checkpointed())]
     for a, b in itertools.pairwise(paths):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_refusals():
+    values, make = LAWS["ou"]
+    full = lambda t, z: (torch.zeros_like(z), torch.ones(*z.shape, D))  # noqa: E731
+    with pytest.raises(ValueError, match="entries above the diagonal"):
+        ControlledPath(make(*values), full, contraction=True).rsample()
+    with pytest.raises(ValueError, match=r"contraction\(t, z\) returned shape"):
+        wide = lambda t, z: (torch.zeros_like(z), torch.zeros(*z.shape, D + 1))  # noqa: E731
+        ControlledPath(make(*values), wide, contraction=True).rsample()
+    with tolerance(), pytest.raises(ValueError, match="draws the noise that it refines"):
+        make(*values).draw(values[0], torch.zeros(len(GRID) - 1, D))
+
+    class Covariance(type(make(*values))):
+        def transition(self, t, dt, z):
+            return z, torch.tensor([[1.0, 0.2], [0.2, 1.0]]).expand(*z.shape, D)
+
+    path = Covariance(1.0, 0.0, 1.0, GRID, torch.zeros(D))
+    with pytest.raises(ValueError, match="matrix with entries above its diagonal"):
+        path.log_prob(torch.zeros(len(GRID), D))
+    with pytest.raises(ValueError, match="matrix with entries above its diagonal"):
+        path.rsample()
+
+    class Steps(torch.nn.Linear):
+        def on_grid(self, t):
+            return lambda i, z: z
+
+    with pytest.raises(TypeError, match=r"on_grid of Steps returned a function; it must"):
+        ControlledPath(make(*values), Steps(D, D)).rsample()
