@@ -42,7 +42,8 @@ python_maximum_signature_line_length = 72
 
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent
-FURTHER = ["pyro_sde.solvers.torchsde"]  # modules of their own inside of public packages
+FURTHER = ["pyro_sde.interop.torchsde"]  # modules of their own inside of public packages
+PRIVATE = ["pyro_sde.simulation"]  # its classes are chosen, never named by a user
 
 
 def public_modules() -> dict[str, list[str]]:
@@ -55,7 +56,7 @@ def public_modules() -> dict[str, list[str]]:
     names = [f"pyro_sde.{m.name}" for m in pkgutil.iter_modules(pyro_sde.__path__)]
     for name in sorted([*names, *FURTHER]):
         last = name.rpartition(".")[2]
-        if last.startswith("_"):
+        if last.startswith("_") or name in PRIVATE:
             continue
         module = importlib.import_module(name)
         members = [x for x in module.__all__ if callable(getattr(module, x))]

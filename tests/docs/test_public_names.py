@@ -15,10 +15,11 @@ OF_PYRO = {"validate_args"}  # every distribution has it, with one meaning
 
 
 def public_modules():
-    """What can be imported by one dot, and the one module that stands for a backend."""
+    """What can be imported by one dot, and the module of a backend, with its former name."""
     names = [m.name for m in pkgutil.iter_modules(pyro_sde.__path__) if m.name[0] != "_"]
     names.remove("simulation")  # its classes are chosen, never named by a user
-    return ["pyro_sde", *(f"pyro_sde.{name}" for name in names), "pyro_sde.solvers.torchsde"]
+    names += ["interop.torchsde", "solvers.torchsde"]
+    return ["pyro_sde", *(f"pyro_sde.{name}" for name in names)]
 
 
 def public_names():
