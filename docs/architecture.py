@@ -75,12 +75,12 @@ def main() -> None:
 
 
 def draw_simulation(ax: plt.Axes) -> None:
-    """What the folder holds, and the simulators in the order in which they are asked."""
+    """What the folder holds, and the simulators in the order in which they are considered."""
     middle = LEFT + WHOLE / 2
     lines = {
         2.72: "base: Law, GridControl, LinearSteps, Task, Draw, Simulator",
         2.4: "step: the formula of a step; ratio: LogRatio; network: GridNetwork",
-        1.98: "simulate(task) asks, from left to right, and takes the first that supports the task",
+        1.98: "simulate(task) uses the one that choose(task) names: the first of these that applies",
     }
     for y, text in lines.items():
         ax.text(middle, y, text, ha="center", va="center", size=9, color=INK)
