@@ -80,7 +80,7 @@ def draw_simulation(ax: plt.Axes) -> None:
     lines = {
         2.72: "base: Law, GridControl, LinearSteps, Task, Draw, Simulator",
         2.4: "step: the formula of a step; ratio: LogRatio; network: GridNetwork",
-        1.98: "simulate(task) uses the one that choose(task) names: the first of these that applies",
+        1.98: "simulate(task) uses what choose(task) names: the first of these that applies",
     }
     for y, text in lines.items():
         ax.text(middle, y, text, ha="center", va="center", size=9, color=INK)
