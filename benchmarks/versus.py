@@ -1,5 +1,5 @@
-"""Two checkouts side by side: one gradient of each problem of elbo_step.py and sdebnn_step.py, of the
-README model and of paths with memory="recompute", and the files that one SVI step goes through.
+"""Two checkouts side by side: one gradient of each problem of elbo_step.py and sdebnn_step.py and of
+the README model, with both kinds of memory, and the files that one SVI step goes through.
 
 Each checkout runs in a process of its own, with its own package and benchmarks. They take turns,
 round after round, and the ratio is the median over the rounds.

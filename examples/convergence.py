@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from pyro_sde import tolerance
 from pyro_sde.distributions import BrownianMotion, SDEPath
+from pyro_sde.interop.torchsde import sample
 from pyro_sde.solvers import METHODS, integrate
-from pyro_sde.solvers.torchsde import sample
 
 A, B, FINE = 0.5, 0.8, 13
 THEIRS = ("euler", "milstein", "srk", "midpoint")

@@ -23,8 +23,8 @@ from pyro.infer import Trace_ELBO
 from tqdm import tqdm
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO
+from pyro_sde.interop.torchsde import Joint
 from pyro_sde.nn import SDEBlock
-from pyro_sde.solvers.torchsde import Joint
 
 SIZE = 60_000
 MODES = ("graph", "recompute", "reversible", "adjoint")

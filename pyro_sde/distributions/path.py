@@ -138,6 +138,14 @@ class PathDistribution(TorchDistribution):
             "coefficients(t, z) -> (drift, diffusion)"
         )
 
+    @property
+    def mean(self) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not know its mean: average draws")
+
+    @property
+    def variance(self) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} does not know its variance: use draws")
+
     def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
         """Start and length of every step, time first, the last dimension of size 1.
 

@@ -95,14 +95,24 @@ def sample(
     z0 = law._draw_initial(torch.Size(sample_shape))
     shape = z0.shape
 
+    def coefficients(t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        found = law.coefficients(t, z)
+        if any(x.shape != z.shape for x in found):
+            raise ValueError(
+                f"coefficients of {type(law).__name__} must return a drift and a diffusion of the "
+                f"shape of the state, {tuple(z.shape)}, for noise that is diagonal: found "
+                f"{[tuple(x.shape) for x in found]}"
+            )
+        return found
+
     def f(t: Tensor, rows: Tensor) -> Tensor:
-        drift, _ = law.coefficients(t, rows.reshape(shape))
+        drift, _ = coefficients(t, rows.reshape(shape))
         if kind == "stratonovich":
             drift = drift - _ito_correction(law, t, rows.reshape(shape))
         return drift.reshape(rows.shape)
 
     def g(t: Tensor, rows: Tensor) -> Tensor:
-        return law.coefficients(t, rows.reshape(shape))[1].reshape(rows.shape)
+        return coefficients(t, rows.reshape(shape))[1].reshape(rows.shape)
 
     kind = _sde_type(method)
     rows = z0.reshape(-1, shape[-1])

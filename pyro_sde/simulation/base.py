@@ -81,6 +81,9 @@ class Law(Protocol):
 
     times: Tensor
 
+    @property
+    def batch_shape(self) -> torch.Size: ...
+
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and scale of the state after a step: the definition of the process."""
 
@@ -203,9 +206,11 @@ class Task:
 
     @cached_property
     def linear(self) -> LinearSteps | None:
-        """The linear steps of the law, if it has them and they fit the state."""
+        """The linear steps of the law, if it has them, diagonal ones, and they fit the state."""
         found = self.law.linear_steps()
-        return found if found is not None and found.fits(self.z0) else None
+        if found is None or found.scale.dim() > len(self.law.batch_shape) + 2:
+            return None
+        return found if found.fits(self.z0) else None
 
     @cached_property
     def network(self) -> GridNetwork | None:

@@ -16,7 +16,7 @@ from pyro_sde.distributions import (
     SDEPath,
 )
 from pyro_sde.infer.girsanov import path_divergence
-from pyro_sde.solvers.torchsde import sample
+from pyro_sde.interop.torchsde import sample
 
 from ..cases import Net, assert_same, loss_and_gradients
 from .overridden import (

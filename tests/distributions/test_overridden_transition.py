@@ -22,7 +22,7 @@ from pyro_sde.distributions import (
     OrnsteinUhlenbeck,
     SDEPath,
 )
-from pyro_sde.solvers.torchsde import sample
+from pyro_sde.interop.torchsde import sample
 
 from ..cases import assert_same, loss_and_gradients
 from .overridden import (

@@ -20,9 +20,9 @@ from pyro_sde.distributions import (
     OrnsteinUhlenbeck,
     SDEPath,
 )
+from pyro_sde.interop.torchsde import Joint, sample
 from pyro_sde.nn import SDEBlock
 from pyro_sde.solvers import integrate
-from pyro_sde.solvers.torchsde import Joint, sample
 
 TIMES = torch.linspace(0, 1, 5, dtype=torch.float64)
 ITO, STRATONOVICH = ("euler", "milstein", "srk"), ("midpoint", "heun", "reversible_heun")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from pyro_sde import tolerance
-from pyro_sde.distributions import ControlledPath
+from pyro_sde.distributions import ControlledPath, PathDistribution
 from pyro_sde.infer.girsanov import path_divergence
 from pyro_sde.simulation import Adaptive, Checkpointed, Compiled, Fused, Loop
-from pyro_sde.simulation.base import choose
+from pyro_sde.simulation.base import LinearSteps, choose
 
 from .fused_cases import simulator_of
 from .reference import CONTROLS, GRID, LAWS, D, parameters, reference
@@ -166,3 +166,24 @@ def test_refusals():
 
     with pytest.raises(TypeError, match=r"on_grid of Steps returned a function; it must"):
         ControlledPath(make(*values), Steps(D, D)).rsample()
+
+
+def test_linear_steps_with_a_matrix_are_left_to_the_transition():
+    """Three dimensions are those of a batch of D vectors, or of a matrix."""
+
+    class Coupled(PathDistribution):
+        matrix = torch.tensor([[0.5, 0.0], [0.3, 0.4]], dtype=torch.float64)
+
+        def transition(self, t, dt, z):
+            return z, (self.matrix * dt.sqrt().unsqueeze(-1)).expand(*z.shape, D)
+
+        def linear_steps(self):
+            _, dt = self.step_times(0)
+            scale = self.matrix * dt.sqrt().unsqueeze(-1)
+            return LinearSteps(torch.ones_like(dt), torch.zeros_like(dt), scale)
+
+    path = Coupled(GRID, torch.zeros(D, dtype=torch.float64))
+    noise = torch.randn(len(GRID) - 1, 2, D)
+    steps = noise @ Coupled.matrix.mT * GRID.diff().sqrt().reshape(-1, 1, 1)
+    found = path.draw(torch.zeros(2, D), noise).value.movedim(-2, 0)
+    torch.testing.assert_close(found[1:], steps.cumsum(0), rtol=1e-12, atol=1e-12)

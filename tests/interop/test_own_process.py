@@ -13,7 +13,8 @@ from pyro_sde.distributions import (
     PathDistribution,
     SDEPath,
 )
-from pyro_sde.solvers.torchsde import sample
+from pyro_sde.interop.torchsde import sample
+from pyro_sde.solvers import torchsde as former
 
 TIMES = torch.linspace(0, 1, 3, dtype=torch.float64)
 ITO = ("euler", "milstein", "srk")
@@ -168,3 +169,17 @@ def test_without_coefficients():
     for method in (*ITO, *STRATONOVICH):
         with pytest.raises(NotImplementedError, match="does not say what SDE"):
             sample(Step(TIMES, 1.0), method=method)
+
+
+def test_noise_that_is_not_diagonal_is_refused():
+    class Correlated(PathDistribution):
+        def coefficients(self, t, z):
+            return -z, torch.ones(2, 2)
+
+    path = Correlated(torch.linspace(0.0, 1.0, 3), torch.zeros(2))
+    with pytest.raises(ValueError, match=r"noise that is diagonal: found \[\(3, 2\), \(2, 2\)\]"):
+        sample(path, (3,), method="euler")
+
+
+def test_the_former_name_of_the_module():
+    assert former.sample is sample
