@@ -1,5 +1,5 @@
-"""Two checkouts side by side: one gradient of each problem of elbo_step.py, of sdebnn_step.py and of
-the README model, and the files that one SVI step goes through.
+"""Two checkouts side by side: one gradient of each problem of elbo_step.py, of sdebnn_step.py and
+of the README model, and the files that one SVI step goes through.
 
 Each checkout runs in a process of its own, with its own package and benchmarks. They take turns,
 round after round, and the ratio is the median over the rounds.
@@ -159,8 +159,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
         ratios[name] = statistics.median(b / a for a, b in found)
         print(f"| {name} | {there:.2f} | {here:.2f} | {ratios[name]:.3f} |", flush=True)
     for checkout in pair:
-        checkout.process.stdin.close()
-        checkout.process.wait()
+        checkout.process.communicate()
     return ratios
 
 
