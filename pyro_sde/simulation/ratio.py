@@ -21,8 +21,8 @@ from torch import Tensor
 
 from .step import (
     contract,
-    contraction_diagonal,
     contraction_scale,
+    diagonal_of,
     is_matrix,
     uncontract,
 )
@@ -39,7 +39,7 @@ def kl(w: Tensor, contraction: Tensor | None) -> Tensor:
         return 0.5 * w.square().sum(-1)
     if not is_matrix(contraction, w):
         return (0.5 * (w.square() + torch.expm1(2 * contraction)) - contraction).sum(-1)
-    log_diagonal = contraction_diagonal(contraction, w)
+    log_diagonal = diagonal_of(contraction, w)
     diagonal = w.square() + torch.expm1(2 * log_diagonal)
     below = contraction.tril(-1).square().sum((-2, -1))
     return 0.5 * (diagonal.sum(-1) + below) - log_diagonal.sum(-1)
@@ -75,7 +75,7 @@ def stopped(
         fixed = contraction.detach()
     xi = contract(w, contraction, eps)
     squares = 0.5 * (xi.square() - uncontract(fixed_w, fixed, xi).square())
-    return squares.sum(-1) - contraction_diagonal(fixed, eps).sum(-1)
+    return squares.sum(-1) - diagonal_of(fixed, eps).sum(-1)
 
 
 def slopes(contraction: Tensor | None, eps: Tensor) -> Shift:

@@ -21,7 +21,6 @@ __all__ = [
     "compose",
     "contract",
     "contraction_between",
-    "contraction_diagonal",
     "contraction_scale",
     "diagonal_of",
     "displace",
@@ -63,11 +62,6 @@ def whiten(mean: Tensor, scale: Tensor, z_next: Tensor) -> Tensor:
 def diagonal_of(scale: Tensor, z: Tensor) -> Tensor:
     """The diagonal of S, positive for a law."""
     return scale.diagonal(dim1=-2, dim2=-1) if is_matrix(scale, z) else scale
-
-
-def contraction_diagonal(contraction: Tensor, z: Tensor) -> Tensor:
-    """The logarithms of C's diagonal."""
-    return diagonal_of(contraction, z)
 
 
 def contraction_scale(contraction: Tensor, z: Tensor) -> Tensor:
