@@ -198,6 +198,17 @@ def test_a_network_that_ends_with_the_data_is_one_operation(contraction, paralle
         found.append(forecast(model, guide, (TIMES, VALUES), later, 5, parallel=parallel).samples)
     assert set(chosen) == {"fused"}
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+    # After the last observation the control is zero, and the path is Brownian motion.
+    with guide.given((TIMES, VALUES, None)), torch.no_grad():
+        trace = pyro.poutine.trace(guide).get_trace(torch.cat([TIMES, later]))
+    q = trace.nodes["z"]["fn"]
+    noise = torch.randn(len(q.times) - 1, 1)
+    for chooser in (choose, lambda task: "loop"):
+        monkeypatch.setattr(base, "choose", chooser)
+        steps = q.draw(torch.zeros(1), noise).value.diff(dim=-2)
+        free = noise * q.times.diff().sqrt().unsqueeze(-1)
+        is_free = (steps - free).abs().squeeze(-1) < 1e-12
+        assert torch.equal(is_free, q.times[:-1] >= TIMES[-1])
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -14,6 +14,7 @@ from pyro_sde.distributions import (
     OrnsteinUhlenbeck,
     SDEPath,
 )
+from pyro_sde.distributions.parameters import phi
 
 IRREGULAR = torch.tensor([0.0, 0.013, 0.4, 0.41, 1.7, 5.0], dtype=torch.float64)
 
@@ -213,3 +214,16 @@ def test_a_constant_diffusion_is_that_of_a_function():
         torch.testing.assert_close(*found)
     with pytest.raises(ValueError, match="scale must be positive: found -1"):
         SDEPath(drift, -1.0, torch.zeros(3), times)
+
+
+def test_the_quotient_that_is_smooth_through_zero():
+    """Value and derivative of (1 - exp(-x)) / x, against 20 terms of their series."""
+    for x in (0.0, 1e-9, 3e-3, -3e-3, 9.99e-3, -9.99e-3, 0.0101, 0.5, -0.5):
+        exact = sum((-x) ** k / math.factorial(k + 1) for k in range(20))
+        slope = -sum(k * (-x) ** (k - 1) / math.factorial(k + 1) for k in range(1, 20))
+        point = torch.tensor(x, requires_grad=True)
+        value = phi(point)
+        assert value.item() == pytest.approx(exact, rel=4e-16)
+        # Above 1e-2 the derivative of the quotient loses two digits.
+        (found,) = torch.autograd.grad(value, point)
+        assert found.item() == pytest.approx(slope, rel=1e-13)
