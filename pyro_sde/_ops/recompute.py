@@ -18,14 +18,13 @@ with the steps almost as it does with the tensors. So the forward pass makes non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .common import inside_func
 
@@ -163,10 +162,20 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and x.requires_grad:
-                self.found[id(x)] = x
-        return func(*args, **(kwargs or {}))
+        self._look_at(args)
+        if not kwargs:
+            return func(*args)
+        self._look_at(kwargs.values())
+        return func(*args, **kwargs)
+
+    def _look_at(self, values: Iterable[Any]) -> None:
+        """torch.utils._pytree would take several times as long as the operation."""
+        for x in values:
+            if isinstance(x, Tensor):
+                if x.requires_grad:
+                    self.found[id(x)] = x
+            elif isinstance(x, (list, tuple)):
+                self._look_at(x)
 
 
 class _Swap(TorchFunctionMode):
@@ -179,9 +188,12 @@ class _Swap(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        copies = self.copies
-        args, kwargs = tree_map_only(Tensor, lambda x: copies.get(id(x), x), (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*map(self._swap, args), **{k: self._swap(x) for k, x in (kwargs or {}).items()})
+
+    def _swap(self, x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return (list if isinstance(x, list) else tuple)(map(self._swap, x))
+        return self.copies.get(id(x), x)
 
 
 class _Run(torch.autograd.Function):
