@@ -111,7 +111,8 @@ class ControlledPath(PathDistribution):
                     f"{type(u).__name__}"
                 )
             u, contraction = u
-        if contraction is not None and contraction.shape != (*z.shape, z.shape[-1]):
+        is_matrix = getattr(contraction, "shape", ()) == (*z.shape, z.shape[-1])
+        if contraction is not None and not is_matrix:
             contraction = check_shape("contraction", contraction, t, z).expand_as(z)
         elif contraction is not None and self._validate_args and bool(contraction.triu(1).any()):
             raise ValueError(

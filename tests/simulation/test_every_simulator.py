@@ -139,6 +139,17 @@ def test_any_simulator_that_can_draw_a_path_draws_the_same():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_a_contraction_that_is_a_number():
+    values, make = LAWS["ou"]
+    p, noise = make(*values), torch.randn(len(GRID) - 1, D)
+    found = [
+        ControlledPath(p, lambda t, z: -z, contraction=c).draw(values[0], noise)
+        for c in (lambda t, z: -0.3, lambda t, z: torch.full_like(z, -0.3))
+    ]
+    for part in (lambda d: d.value, lambda d: d.ratio.kl(), lambda d: d.ratio.stopped()):
+        torch.testing.assert_close(*map(part, found), rtol=1e-12, atol=1e-12)
+
+
 def test_refusals():
     values, make = LAWS["ou"]
     full = lambda t, z: (torch.zeros_like(z), torch.ones(*z.shape, D))  # noqa: E731
