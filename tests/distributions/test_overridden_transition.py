@@ -98,7 +98,9 @@ def test_full_is_the_elbo_of_pyro(name, memory):
 
 
 @needs_compiler
-@pytest.mark.filterwarnings("ignore", "error::RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore", "error::RuntimeWarning", "ignore:Guards may run slower on Python 3.13.0"
+)
 @pytest.mark.parametrize("name", ["OU", "Brownian motion"])
 def test_compiled(name):
     path, control = PATHS[name](), control_of()
