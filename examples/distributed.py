@@ -123,7 +123,9 @@ def main(args: argparse.Namespace) -> dict[str, float]:
         losses.append(loss.detach() / world)
     curve = torch.stack(losses)
     if world > 1:
-        processes.all_reduce(curve)
+        # In a group of its own, whose threads end when it is destroyed: DistributedDataParallel
+        # keeps those of the first, and one that still holds the curve at exit would abort.
+        processes.all_reduce(curve, group=processes.new_group())
         processes.destroy_process_group()
     if rank > 0:
         return {}
