@@ -2,11 +2,13 @@
 all gradients are those of the reference loop over ``transition``."""
 
 import itertools
+import shutil
 
 import pytest
 import torch
 
 from pyro_sde import tolerance
+from pyro_sde._compiling import compiled
 from pyro_sde.distributions import ControlledPath, PathDistribution
 from pyro_sde.infer.girsanov import path_divergence
 from pyro_sde.simulation import Adaptive, Checkpointed, Compiled, Fused, Loop
@@ -15,6 +17,9 @@ from pyro_sde.simulation.base import LinearSteps, choose
 from .fused_cases import simulator_of
 from .reference import CONTROLS, GRID, LAWS, D, parameters, reference
 
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
+)
 FUSED_LAWS = ("ou", "brownian", "learned")
 ROWS = 3
 
@@ -70,6 +75,7 @@ def test_a_path_that_is_pushed(law, control, memory, comparison):
         check(law, control, {"memory": memory}, comparison, estimator)
 
 
+@needs_compiler
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "law, control", [("ou", "network that ends, diagonal"), ("own", "network")]
@@ -77,6 +83,7 @@ def test_a_path_that_is_pushed(law, control, memory, comparison):
 def test_a_path_that_is_compiled(law, control):
     for estimator in ("kl", "full", "stl"):
         check(law, control, {"compile": True}, "of the draw", estimator)
+    assert not compiled.broken  # or these were ordinary steps
 
 
 @pytest.mark.parametrize("memory", ["graph", "recompute"])
