@@ -62,8 +62,10 @@ class compiled:
             )
             return found
         finally:
-            # The compiler switches the validation of arguments off for the whole process.
-            Distribution.set_default_validate_args(validates)
+            # The compiler switches the validation of arguments off for the whole process. (To set
+            # an attribute of a class costs its method caches.)
+            if Distribution._validate_args is not validates:
+                Distribution.set_default_validate_args(validates)
 
     def _warn_of_shapes(self) -> None:
         if not self.full:
