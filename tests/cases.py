@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,9 @@ from pyro_sde.distributions import (
 )
 from pyro_sde.nn import NeuralDrift
 
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
+)
 TIMES = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
 
 

@@ -6,7 +6,6 @@ variance are a failure.
 """
 
 import math
-import shutil
 
 import pyro
 import pyro.distributions as dist
@@ -24,7 +23,7 @@ from pyro_sde.distributions import (
 )
 from pyro_sde.interop.torchsde import sample
 
-from ..cases import assert_same, loss_and_gradients
+from ..cases import assert_same, loss_and_gradients, needs_compiler
 from .overridden import (
     MEMORY,
     PATHS,
@@ -37,10 +36,6 @@ from .overridden import (
     control_of,
     mixed,
     pushed,
-)
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
 )
 
 

@@ -1,7 +1,6 @@
 """compile=True: the same numbers from compiled chunks of steps."""
 
 import functools
-import shutil
 import warnings
 
 import compile_gain
@@ -20,12 +19,11 @@ from pyro_sde.infer.girsanov import ESTIMATORS
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift, SDEBlock
 from pyro_sde.solvers import integrate
 
+from ..cases import needs_compiler
+
 # The compiler has warnings of its own, which say nothing to us.
 pytestmark = pytest.mark.filterwarnings(
     "ignore", "error::RuntimeWarning", "ignore:Guards may run slower on Python 3.13.0"
-)
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
 )
 D, STEPS = 2, 4
 SMALL = functools.partial(MLPControl, hidden=(8,), features=2, embedding=2)

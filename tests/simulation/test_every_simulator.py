@@ -2,7 +2,6 @@
 all gradients are those of the reference loop over ``transition``."""
 
 import itertools
-import shutil
 
 import pytest
 import torch
@@ -14,12 +13,10 @@ from pyro_sde.infer.girsanov import path_divergence
 from pyro_sde.simulation import Adaptive, Checkpointed, Compiled, Fused, Loop
 from pyro_sde.simulation.base import LinearSteps, choose
 
+from ..cases import needs_compiler
 from .fused_cases import simulator_of
 from .reference import CONTROLS, GRID, LAWS, D, parameters, reference
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
-)
 FUSED_LAWS = ("ou", "brownian", "learned")
 ROWS = 3
 

@@ -5,7 +5,6 @@ torch.compile switches it off when it is first used (torch calls
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ import pytest
 
 import pyro_sde
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++", "cl"))), reason="there is no C++ compiler"
-)
+from ..cases import needs_compiler
 
 BEGIN = """
 import pyro, torch, warnings
