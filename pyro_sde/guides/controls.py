@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._ops.common import has_hooks
-from ..simulation.network import GridNetwork, network, split_control
+from ..simulation.network import GridNetwork, network, outputs_of, split_control
 
 __all__ = ["MLPControl"]
 
@@ -49,8 +49,11 @@ class MLPControl(nn.Module):
     :param features: How many sines, and cosines, of time.
     :param embedding: Size of the learned embedding of each step.
     :param context: Size of an additional input that does not depend on time.
-    :param contraction: Return ``(u, log c)``, the logarithm of the factor by which the noise of
-        a step shrinks too.
+    :param contraction: ``"diagonal"`` returns ``(u, log c)``, the logarithms of the factors by
+        which the noise of a step shrinks too. ``"full"`` returns ``(u, C)`` with a lower-triangular
+        matrix C whose diagonal holds logarithms, as
+        :class:`~pyro_sde.distributions.ControlledPath` takes it: the noise of a step shrinks and
+        becomes correlated. For ``dim=1`` both are ``"diagonal"``. True is ``"diagonal"``.
     """
 
     frequencies: Tensor
@@ -65,7 +68,7 @@ class MLPControl(nn.Module):
         features: int = 16,
         embedding: int = 16,
         context: int = 0,
-        contraction: bool = False,
+        contraction: str | bool | None = None,
     ) -> None:
         super().__init__()
         if hidden is None:
@@ -77,7 +80,13 @@ class MLPControl(nn.Module):
             raise ValueError(
                 f"times must be an increasing grid of shape (T,): found shape {tuple(times.shape)}"
             )
-        self.dim, self.contraction = dim, contraction
+        if contraction not in (None, False, True, "diagonal", "full"):
+            raise ValueError(
+                f'contraction must be "diagonal", "full" or None: found {contraction!r}'
+            )
+        if contraction is True or (contraction == "full" and dim == 1):
+            contraction = "diagonal"
+        self.dim, self.contraction = dim, contraction or None
         if len(times) > 2:
             features = min(features, len(times) // 2)
         else:
@@ -93,7 +102,7 @@ class MLPControl(nn.Module):
         )
         self.biases = nn.ModuleList(nn.Linear(size, b) for b in hidden)
         self.context = nn.Linear(context, hidden[0], bias=False) if context else None
-        self.last = nn.Linear(hidden[-1], 2 * dim if contraction else dim)
+        self.last = nn.Linear(hidden[-1], outputs_of(dim, self.contraction))
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
         self._on_own_grid: tuple[Tensor, int, Tensor] | None = None
@@ -141,8 +150,8 @@ class MLPControl(nn.Module):
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
         last = (self.last.weight, self.last.bias)
         out = network(z, self._weights(), self._biases(t, context), last)
-        u, log_c = split_control(out, self.contraction)
-        return u if log_c is None else (u, log_c)
+        u, contraction = split_control(out, self.dim, self.contraction)
+        return u if contraction is None else (u, contraction)
 
     def _biases(self, t: Tensor, context: Tensor | None) -> list[Tensor]:
         features = self.time_features(t)

@@ -61,7 +61,7 @@ def _steps(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     last: tuple[Tensor, Tensor],
-    contraction: bool,
+    contraction: str | None,
     activation: str,
     mask: Tensor | None,
 ) -> tuple[Tensor, ...]:
@@ -82,7 +82,7 @@ def _steps(
         again = network(z, fixed[0], [b[i] for b in fixed[1]], fixed_last, activation, True)
         if mask is not None:
             out, again = out * mask[i], again * mask[i]
-        u, log_c = split_control(out, contraction)
+        u, log_c = split_control(out, z.shape[-1], contraction)
         step = take_step(z, mean, scale, noise[i], (dt[i].sqrt(), u, log_c))
         scale = diagonal_of(scale, z).detach().expand_as(z)
         z = step.after

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from torch.nn.functional import linear
 from .._checks import broadcasts_to, pad_after_time
 from .._ops.fused.inputs import context_columns
 from .._ops.fused.layers import ACTIVATIONS
+from .step import triangular
 
-__all__ = ["GridNetwork", "network", "split_control"]
+__all__ = ["GridNetwork", "network", "outputs_of", "split_control"]
 
 
 def network(
@@ -38,12 +40,21 @@ def network(
     return linear(z, *last)
 
 
-def split_control(out: Tensor, contraction: bool) -> tuple[Tensor, Tensor | None]:
-    """u and, with contraction, log c, from the output of a control's network."""
-    if not contraction:
+def split_control(out: Tensor, d: int, contraction: Any) -> tuple[Tensor, Tensor | None]:
+    """u and the contraction, from the output of a control's network for states in R^d.
+
+    :param contraction: None; ``"diagonal"``, and the output is u and log c; or ``"full"``, and it
+        is u, the logarithms of C's diagonal, and the entries below it, row by row.
+    """
+    if contraction is None:
         return out, None
-    u, log_c = out.chunk(2, -1)
-    return u, log_c
+    u, entries = out[..., :d], out[..., d:]
+    return u, entries if contraction == "diagonal" else triangular(entries, d)
+
+
+def outputs_of(d: int, contraction: Any) -> int:
+    """How many outputs a control's network has for states in R^d."""
+    return {None: d, "diagonal": 2 * d, "full": 2 * d + d * (d - 1) // 2}[contraction]
 
 
 @dataclass
@@ -57,7 +68,8 @@ class GridNetwork:
     :param biases: Those of the hidden layers, time first: of shape ``(N, out)`` or, where they
         differ within a batch, ``(N, ..., out)``.
     :param last: Weight and bias of the output.
-    :param contraction: Whether the output is u and log c, side by side.
+    :param contraction: What the output holds beside u; see :func:`split_control`. True is
+        ``"diagonal"``.
     :param activation: Of the hidden layers, ``"tanh"`` or ``"softplus"``.
     :param context: Further inputs on the grid, of shapes ``(N, ..., F)``. A fused path computes
         the biases that they make, which are larger, a few steps at a time.
@@ -70,11 +82,14 @@ class GridNetwork:
     weights: list[Tensor]
     biases: list[Tensor]
     last: tuple[Tensor, Tensor]
-    contraction: bool = False
+    contraction: str | bool | None = None
     activation: str = "tanh"
     context: list[Tensor] = field(default_factory=list)
     context_weights: list[Tensor] = field(default_factory=list)
     active: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.contraction = "diagonal" if self.contraction is True else self.contraction or None
 
     @cached_property
     def all_biases(self) -> list[Tensor]:
@@ -92,13 +107,13 @@ class GridNetwork:
         return (*self.all_biases, *(() if self.active is None else (self.active,)))
 
     def __call__(self, z: Tensor, *rows: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """u, or (u, log c), from the state and one row of each tensor in ``known``."""
+        """u, or (u, contraction), from the state and one row of each tensor in ``known``."""
         biases = rows[: len(self.weights)]
         out = network(z, self.weights, biases, self.last, self.activation)
         if self.active is not None:
             out = torch.where(rows[-1], out, 0.0)
-        u, log_c = split_control(out, self.contraction)
-        return u if log_c is None else (u, log_c)
+        u, contraction = split_control(out, z.shape[-1], self.contraction)
+        return u if contraction is None else (u, contraction)
 
     @cached_property
     def _rows(self) -> list[tuple[Tensor, ...]]:
@@ -112,7 +127,7 @@ class GridNetwork:
         """Whether it maps states like ``z`` to outputs of the same batch, dtype and device."""
         on_grid = [*self.biases, *self.context]
         tensors = (*self.weights, *on_grid, *self.last, *self.context_weights)
-        outputs = (2 if self.contraction else 1) * z.shape[-1]
+        outputs = outputs_of(z.shape[-1], self.contraction)
         masks = [] if self.active is None else [self.active]
         return (
             all(x.dtype == z.dtype and x.device == z.device for x in tensors)

@@ -14,6 +14,8 @@ and contracts it by C, which is one of
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ __all__ = [
     "diagonal_of",
     "displace",
     "is_matrix",
+    "triangular",
     "uncontract",
     "whiten",
 ]
@@ -62,6 +65,22 @@ def whiten(mean: Tensor, scale: Tensor, z_next: Tensor) -> Tensor:
 def diagonal_of(scale: Tensor, z: Tensor) -> Tensor:
     """The diagonal of S, positive for a law."""
     return scale.diagonal(dim1=-2, dim2=-1) if is_matrix(scale, z) else scale
+
+
+@functools.lru_cache
+def _places(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The matrix of zeros and ones that puts the entries of :func:`triangular` in their places."""
+    rows, columns = torch.tril_indices(d, d, -1)
+    diagonal = torch.arange(d) * (d + 1)
+    places = torch.cat([diagonal, rows * d + columns])
+    return torch.nn.functional.one_hot(places, d * d).to(dtype=dtype, device=device)
+
+
+def triangular(entries: Tensor, d: int) -> Tensor:
+    """A lower-triangular matrix ``(..., d, d)`` from its diagonal and, after it, the entries below
+    the diagonal, row by row."""
+    # One product, whose backward pass is one product too.
+    return (entries @ _places(d, entries.dtype, entries.device)).unflatten(-1, (d, d))
 
 
 def contraction_scale(contraction: Tensor, z: Tensor) -> Tensor:
