@@ -8,6 +8,7 @@ from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
 from .poisson_process import PoissonProcess
 from .sde import SDEPath
+from .stack import Stack
 
 __all__ = [
     "BrownianMotion",
@@ -19,5 +20,6 @@ __all__ = [
     "PoissonProcess",
     "SDEPath",
     "Solve",
+    "Stack",
     "tolerance",
 ]

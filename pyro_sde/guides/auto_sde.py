@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.effect import AutoMessenger
 from pyro.infer.autoguide.utils import deep_setattr
 from pyro.nn.module import PyroModule, pyro_method
 from pyro.poutine import Trace
-from pyro.poutine.util import is_validation_enabled, prune_subsample_sites, site_is_subsample
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
 from .._sharing import check_shared
-from ..distributions import PathDistribution
 from ..distributions.wrapping import WrappedPath, unwrap
-from ..series import check_series
-from .amortisation import (
-    EncodingCache,
-    amortised_sites,
-    default_observations,
-    end_of_data,
-    read,
-    rows_of_batch,
-)
+from .amortisation import EncodingCache, end_of_data
+from .amortisation_mixin import EncoderMixin
 from .controls import MLPControl
-from .encoders import Encoding, Observations, as_observations
+from .defaults import contraction_of, default_guide, warn_of_several_paths
+from .encoders import Encoding, Observations
 from .latent_context import LatentContext, readable
 from .param_store import register_parameters
 from .path_posterior import PathPosterior
@@ -41,7 +33,7 @@ from .visibility import HideFromOuterTrace, MaskObserved, inside_trace, with_lat
 __all__ = ["AutoSDE"]
 
 
-class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
+class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: ignore[metaclass]
     r"""A guide whose path sites follow the posterior SDE: the model's own process pushed by a
     learned control u(t, z), that is, with the drift
 
@@ -78,10 +70,15 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
     :param control: What makes the controls: a class or ``functools.partial`` of one, called as
         ``MLPControl`` is; or a control itself, any callable or module u(t, z); or a dict from site
         names to either.
-    :param bool contraction: Let the posterior shrink the noise of each step too. A control of
-        your own then returns ``(u, log c)``.
-    :param other_guide: The autoguide class of all other latents. Those inside of a plate that
-        subsamples need ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
+    :param contraction: Let the posterior shrink the noise of each step too (``"diagonal"``), and
+        correlate it (``"full"``); or None. ``"auto"`` is ``"full"`` for states of up to 16
+        dimensions, ``"diagonal"`` up to 512, and None for the weights of a network and for a
+        control of your own, which otherwise returns ``(u, contraction)`` as
+        :class:`~pyro_sde.distributions.ControlledPath` takes them.
+    :param other_guide: The autoguide class of all other latents. ``"auto"`` is Pyro's
+        AutoMultivariateNormal for up to 128 numbers and AutoNormal beyond, both begun at the
+        medians of the priors. Latents inside of a plate that subsamples need
+        ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
     :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
@@ -91,10 +88,9 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
         times ``(series, n)``, values ``(series, n, obs_dim)`` and a mask ``(series, n)`` or of the
         shape of the values; by default the arguments of those names. NaN is missing. With a plate
         that subsamples, either all series or those of the mini-batch.
-    :param condition_on: Names of other latents that the control reads, u(t, z, latents), or True
-        for all that are in no plate but the path's. Without it the control is the same whatever
-        the latents are, and their posterior comes out too narrow where the path and they have to
-        move together: condition on what the drift depends on.
+    :param condition_on: Names of other latents that the control and the start read, so that the
+        path moves with them: u(t, z, latents). ``"auto"`` takes all that are in no plate but the
+        path's, as long as they are 64 numbers together; True takes all of these, False none.
     :param bool compile: Take the steps of the paths in chunks that torch.compile has compiled:
         half a minute or so when shapes are met first, and then faster. Without a C++ compiler
         they are taken as always, with a warning.
@@ -107,13 +103,13 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
         model: Callable,
         *,
         control: Any = MLPControl,
-        contraction: bool = False,
-        other_guide: Callable[..., Any] | None = AutoNormal,
+        contraction: str | bool | None = "auto",
+        other_guide: str | Callable[..., Any] | None = "auto",
         name: str = "AutoSDE",
         amortized_plates: tuple[str, ...] = (),
         encoder: nn.Module | None = None,
         observations: Callable[..., Any] | None = None,
-        condition_on: bool | Sequence[str] = False,
+        condition_on: bool | str | Sequence[str] = "auto",
         compile: bool = False,
         **former: Any,
     ) -> None:
@@ -124,14 +120,15 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
         super().__init__(model, amortized_plates=amortized_plates)
         if observations is not None and encoder is None:
             raise ValueError("observations are what an encoder reads: give AutoSDE an encoder too")
-        self._condition_on = (condition_on,) if isinstance(condition_on, str) else condition_on
+        is_name = isinstance(condition_on, str) and condition_on != "auto"
+        self._condition_on: Any = (condition_on,) if is_name else condition_on
         self.encoder: Any = encoder
         self._observations = observations
         self._encoding: Encoding | None = None
         self._given: Observations | None = None
         self._given_encoding, self._pyro_name = EncodingCache(), name
         self._control, self._other_guide = control, other_guide
-        self.contraction, self._compiles = bool(contraction), bool(compile)
+        self.contraction, self._compiles = contraction, bool(compile)
         self.path_sites: tuple[str, ...] = ()
         self.other_sites: tuple[str, ...] = ()
         self._other_trace: Trace | None = None
@@ -179,6 +176,7 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
             }
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
+            warn_of_several_paths(latents, paths)
             self._set_up_encoder(args, kwargs, latents, paths)
             self.paths = PyroModule()
             for name, wrapped in paths.items():
@@ -188,7 +186,10 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
             others = frozenset(latents) - frozenset(paths)
             if others and self._other_guide is not None:
                 hidden = functools.partial(_hide_all_but, others)
-                self.rest = self._other_guide(poutine.block(self.model, hide_fn=hidden))
+                other_guide: Any = self._other_guide
+                if other_guide == "auto":
+                    other_guide = default_guide({name: latents[name] for name in others})
+                self.rest = other_guide(poutine.block(self.model, hide_fn=hidden))
                 self.rest(*args, **kwargs)
         self.path_sites, self.other_sites = tuple(paths), tuple(sorted(others))
         self._example = args, kwargs
@@ -208,17 +209,6 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
             if unknown:
                 raise ValueError(f"control names {unknown}, but the path sites are {sorted(paths)}")
 
-    def _set_up_encoder(
-        self, args: tuple, kwargs: dict, latents: dict[str, Any], paths: dict[str, WrappedPath]
-    ) -> None:
-        self._amortised: frozenset[str] = frozenset()
-        if self.encoder is None:
-            return
-        observations = self._read(args, kwargs).clean()
-        self._amortised = amortised_sites(len(observations.times), latents, paths)
-        self.encoder.to(next(latents[name]["value"] for name in paths if name in self._amortised))
-        self.encoder.take_units(observations)
-
     def _posterior(
         self, name: str, wrapped: WrappedPath, site: Any, context: dict[str, Any]
     ) -> PathPosterior:
@@ -233,14 +223,14 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
             control = control.get(name, MLPControl)
         if not callable(control):
             raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
-        start = site["infer"].get("start")
+        dim = wrapped.path.event_shape[-1]
         return PathPosterior(
             wrapped,
             torch.Size(shape),
             control,
-            self.contraction,
+            contraction_of(self.contraction, site, dim, control),
             site["value"],
-            start,
+            site["infer"].get("start"),
             self.encoder if name in self._amortised else None,
             self._compiles,
             LatentContext(context, wrapped.event_dims) if context else None,
@@ -298,34 +288,6 @@ class AutoSDE(PosteriorSummaryMixin, AutoMessenger):  # type: ignore[metaclass]
             until = end_of_data(self._given, wrapped.path, name in self._amortised)
         encoding = self._encode(wrapped.path) if name in self._amortised else None
         return wrapped.rewrap(posterior(wrapped.path, encoding, until, self._other_trace))
-
-    def _read(self, args: tuple, kwargs: dict) -> Observations:
-        return read(self._observations or default_observations(self.model), args, kwargs)
-
-    def _encode(self, path: PathDistribution) -> Encoding:
-        if self._encoding is None:
-            observations = self._given
-            if observations is None:
-                observations = self._read(*self.args_kwargs)
-            rows = rows_of_batch(observations, path)
-            clean = rows.clean()
-            if is_validation_enabled():
-                times = path.times
-                check_series(*clean, start=float(times.min()), end=float(times.max()))
-            reused = self._given_encoding if rows is self._given else EncodingCache()
-            self._encoding = reused.encode(self.encoder, clean)
-        return self._encoding
-
-    @contextmanager
-    def given(self, observations: tuple) -> Iterator[None]:
-        """Inside, the posterior is that given these observations (times, values, mask), whatever
-        the guide is called with, and after the last of them the prior takes over. Without
-        gradients an encoder reads them once."""
-        self._given, self._given_encoding = as_observations(*observations), EncodingCache()
-        try:
-            yield
-        finally:
-            self._given = None
 
     def get_traces(self) -> tuple[Trace, Trace]:
         model_trace, guide_trace = prune_subsample_sites(self.trace), Trace()

@@ -16,6 +16,10 @@ __all__ = ["MLPControl"]
 
 LARGE = 512
 
+DAMPING = 0.2
+"""How fast the contraction learns beside u. The first steps of Adam are as large as any and know
+little: undamped they may multiply the noise of every step of a path."""
+
 Output = Tensor | tuple[Tensor, Tensor]
 
 
@@ -58,6 +62,7 @@ class MLPControl(nn.Module):
 
     frequencies: Tensor
     times: Tensor
+    damping: Tensor
 
     def __init__(
         self,
@@ -105,6 +110,10 @@ class MLPControl(nn.Module):
         self.last = nn.Linear(hidden[-1], outputs_of(dim, self.contraction))
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
+        if self.contraction:
+            damping = torch.full((self.last.out_features,), DAMPING)
+            damping[:dim] = 1.0
+            self.register_buffer("damping", damping)
         self._on_own_grid: tuple[Tensor, int, Tensor] | None = None
 
     def time_features(self, t: Tensor) -> Tensor:
@@ -147,9 +156,14 @@ class MLPControl(nn.Module):
     def _weights(self) -> list[Any]:
         return [layer.weight for layer in self.layers]
 
+    def _last(self) -> tuple[Tensor, Tensor]:
+        weight, bias = self.last.weight, self.last.bias
+        if not self.contraction:
+            return weight, bias
+        return weight * self.damping.unsqueeze(-1), bias * self.damping
+
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
-        last = (self.last.weight, self.last.bias)
-        out = network(z, self._weights(), self._biases(t, context), last)
+        out = network(z, self._weights(), self._biases(t, context), self._last())
         u, contraction = split_control(out, self.dim, self.contraction)
         return u if contraction is None else (u, contraction)
 
@@ -182,8 +196,7 @@ class MLPControl(nn.Module):
             context = context.reshape((1,) * (t.dim() - context.dim()) + context.shape)
             inputs.append(context.expand(n, *context.shape[1:]))
             weights[0] = torch.cat([weights[0], self.context.weight], 1)
-        last = (self.last.weight, self.last.bias)
-        grid = GridNetwork(self._weights(), biases, last, self.contraction)
+        grid = GridNetwork(self._weights(), biases, self._last(), self.contraction)
         if inputs:
             grid.context, grid.context_weights = inputs, weights
         return grid

@@ -10,9 +10,13 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from .._checks import broadcast_shapes
+from ..distributions.starts import side_by_side
+from .units import location_and_scale
 
-__all__ = ["LatentContext", "concat_context", "location_and_scale", "readable"]
+__all__ = ["MAX_LATENTS", "LatentContext", "concat_context", "readable"]
+
+MAX_LATENTS = 64
+"""So many numbers of other latents are read without being asked for."""
 
 
 class LatentContext(nn.Module):
@@ -37,7 +41,7 @@ class LatentContext(nn.Module):
     def forward(self, trace: Trace) -> Tensor:
         """The context, from a trace that has drawn the latents: plates, then its entries."""
         drawn = ((trace.nodes[name]["value"], dim) for name, dim in self.dims.items())
-        x = (_concatenate([_row(x, dim) for x, dim in drawn]) - self.loc) / self.scale
+        x = (side_by_side([_row(x, dim) for x, dim in drawn]) - self.loc) / self.scale
         return x.reshape(x.shape[:-1] + (1,) * self.event_dims + x.shape[-1:])
 
     def extra_repr(self) -> str:
@@ -45,11 +49,16 @@ class LatentContext(nn.Module):
 
 
 def readable(
-    condition_on: bool | Iterable[str], latents: Mapping[str, Any], paths: Iterable[str], path: str
+    condition_on: bool | str | Iterable[str],
+    latents: Mapping[str, Any],
+    paths: Iterable[str],
+    path: str,
 ) -> dict[str, Any]:
-    """The latents that the control of a path is conditioned on.
+    """The latents that the posterior of a path is conditioned on.
 
-    :param condition_on: Their names; or True, all that are in no plate but those of the path.
+    :param condition_on: Their names; or True, all that are in no plate but those of the path; or
+        ``"auto"``, of these, in the order of the model, as many as have :data:`MAX_LATENTS`
+        numbers.
     :param latents: The sites of all latents, ``paths`` among them.
     """
     around = {frame.name for frame in latents[path]["cond_indep_stack"]}
@@ -59,8 +68,9 @@ def readable(
         for name, site in others.items()
         if (plates := {f.name for f in site["cond_indep_stack"]} - around)
     }
-    if condition_on is True:
-        return {name: site for name, site in others.items() if name not in foreign}
+    if condition_on is True or condition_on == "auto":
+        found = {name: site for name, site in others.items() if name not in foreign}
+        return found if condition_on is True else _first(found, MAX_LATENTS)
     for name in condition_on or ():
         if name not in others:
             raise ValueError(
@@ -76,18 +86,23 @@ def readable(
     return {name: others[name] for name in condition_on or ()}
 
 
+def _first(sites: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Those sites that fit into the limit, one after the other."""
+    found = {}
+    for name, site in sites.items():
+        size = site["fn"].event_shape.numel()
+        if size <= limit:
+            found[name], limit = site, limit - size
+    return found
+
+
 def concat_context(
     context: Callable[[Tensor], Tensor] | None, x: Tensor
 ) -> Callable[[Tensor], Tensor]:
     """A function of time that concatenates ``context``, if there is one, and the constant ``x``."""
     if context is None:
         return lambda t: x
-    return lambda t: _concatenate([context(t), x])
-
-
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    batch = broadcast_shapes(*(p.shape[:-1] for p in parts))
-    return torch.cat([p.expand(batch + p.shape[-1:]) for p in parts], -1)
+    return lambda t: side_by_side([context(t), x])
 
 
 def _row(x: Any, event_dim: int) -> Tensor:
@@ -101,15 +116,3 @@ def _units(prior: Distribution, value: Tensor) -> tuple[Tensor, ...]:
     found = (x.expand_as(like) for x in location_and_scale(prior, like))
     rows = (_row(x.detach(), dim) for x in found)
     return tuple(x.reshape(-1, x.shape[-1]).mean(0) for x in rows)
-
-
-def location_and_scale(prior: Distribution, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and standard deviation, or 0 and 1 where there are none."""
-    try:
-        loc, scale = prior.mean, prior.stddev
-    except NotImplementedError:
-        pass
-    else:
-        if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
-            return loc, scale
-    return torch.zeros_like(like), torch.ones_like(like)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pyro.distributions import Normal
 from pyro.nn.module import PyroModule, PyroParam
 from pyro.poutine import Trace
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 
 from ..distributions import ControlledPath, ODEPath, PathDistribution
 from ..distributions.wrapping import WrappedPath
 from ..simulation.base import GridControl, grid_control
 from ..simulation.network import GridNetwork
+from .defaults import is_factory
 from .encoders import Encoding
-from .latent_context import LatentContext, concat_context, location_and_scale
+from .latent_context import LatentContext, concat_context
+from .start import StartPosterior
 
 __all__ = ["PathPosterior"]
 
@@ -32,26 +32,24 @@ class PathPosterior(PyroModule):
     :param wrapped: The prior, from a first run of the model.
     :param shape: The batch shape of the parameters, plates at their full size.
     :param control: A control, or a class or ``functools.partial`` of one that makes it.
-    :param contraction: Whether the control returns ``(u, log c)``.
+    :param contraction: ``"full"``, ``"diagonal"`` or None: what the control returns beside u.
     :param like: A tensor of the dtype and device to use.
     :param start: Mean and standard deviation that the law of the start has before training; by
         default the prior's.
     :param encoder: What tells the control about each series, and gives the law of its start, in
         the place of embeddings.
     :param compile: Whether the steps of its paths are compiled.
-    :param latents: The other latents that the control is conditioned on.
+    :param latents: The other latents that control and start are conditioned on.
     """
 
     embedding: Any
-    shift: Any
-    log_scale: Any
 
     def __init__(
         self,
         wrapped: WrappedPath,
         shape: torch.Size,
         control: Any,
-        contraction: bool,
+        contraction: str | None,
         like: Tensor,
         start: tuple[Tensor, Tensor] | None = None,
         encoder: Any = None,
@@ -61,39 +59,28 @@ class PathPosterior(PyroModule):
         super().__init__()
         path, self.compiles, self.reader = wrapped.path, compile, latents
         self.dim, self.contraction = path.event_shape[-1], contraction
-        self.has_embedding = _is_factory(control) and shape.numel() > 1 and encoder is None
-        self.has_start = not isinstance(path.initial, Tensor)
-
-        def local(size: int) -> PyroParam:
-            zeros = like.new_zeros((*shape, size))
-            return PyroParam(zeros, event_dim=1 + wrapped.event_dims)
-
-        if _is_factory(control):
+        self.has_embedding = is_factory(control) and shape.numel() > 1 and encoder is None
+        entries = 0 if latents is None else len(latents.loc)
+        if is_factory(control):
             times = path.times
             if times.dim() > 1:  # every series has a grid of its own: spread one over them all
                 times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
             context = encoder.context if encoder is not None else EMBEDDING * self.has_embedding
-            context += 0 if latents is None else len(latents.loc)
-            control = control(self.dim, times=times, context=context, contraction=contraction)
+            control = control(
+                self.dim, times=times, context=context + entries, contraction=self.contraction
+            )
             control = control.to(dtype=like.dtype, device=like.device)
         if not isinstance(path, ODEPath):
             self.control = control
         if self.has_embedding:
-            self.embedding = local(EMBEDDING)
-        if self.has_start and encoder is not None:
-            self.head = nn.Linear(encoder.hidden, 2 * self.dim).to(like)
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
-        elif self.has_start:
-            self.shift, self.log_scale = local(self.dim), local(self.dim)
-        if start is not None and not isinstance(path.initial, Tensor):
-            loc, scale = location_and_scale(path.initial, like.new_zeros(self.dim))
-            shift, log_scale = (start[0] - loc) / scale, (start[1] / scale).log()
-            if encoder is None:
-                self.shift, self.log_scale = self.shift + shift, self.log_scale + log_scale
-            else:  # one bias for all series: their mean, where the start differs among them
-                means = [x.reshape(-1, self.dim).mean(0) for x in (shift, log_scale)]
-                self.head.bias.data.copy_(torch.cat(means))
+            zeros = like.new_zeros((*shape, EMBEDDING))
+            self.embedding = PyroParam(zeros, event_dim=1 + wrapped.event_dims)
+        self.start: StartPosterior | None = None
+        if not isinstance(path.initial, Tensor):
+            encoded = 0 if encoder is None else encoder.hidden
+            self.start = StartPosterior(
+                path.initial, shape, wrapped.event_dims, like, encoded, entries, start
+            )
 
     def forward(
         self,
@@ -115,7 +102,8 @@ class PathPosterior(PyroModule):
                 "state's: give a latent parameter one of its own, x.unsqueeze(-1), before "
                 "particles or plates put a batch there"
             )
-        initial = self._start(prior, encoding)
+        latents = None if self.reader is None else self.reader(others)
+        initial = self._start(prior, encoding, latents)
         if isinstance(prior, ODEPath):
             return prior.starting_at(initial)
         control, context = self.control, None
@@ -123,26 +111,24 @@ class PathPosterior(PyroModule):
             context = _of_batch(encoding.context, prior)
         elif self.has_embedding:
             context = concat_context(None, self.embedding)
-        if self.reader is not None:
-            context = concat_context(context, self.reader(others))
+        if latents is not None:
+            context = concat_context(context, latents)
         if context is not None:
             control = _WithContext(control, context)
         if until is not None:
             control = _Until(control, until)
-        return ControlledPath(prior, control, initial, self.contraction, compile=self.compiles)
+        contracts = None if self.contraction is None else True
+        return ControlledPath(prior, control, initial, contracts, compile=self.compiles)
 
-    def _start(self, prior: PathDistribution, encoding: Encoding | None) -> Tensor | Distribution:
-        """A Normal measured in units of the prior's start, as the control is in its noise."""
-        if isinstance(prior.initial, Tensor) or not self.has_start:
+    def _start(
+        self, prior: PathDistribution, encoding: Encoding | None, latents: Tensor | None
+    ) -> Tensor | Distribution:
+        if isinstance(prior.initial, Tensor) or self.start is None:
             return prior.initial
+        encoded = None
         if encoding is not None:
-            t_0 = prior.times[..., 0]
-            known = _of_batch(encoding.start, prior)(t_0.unsqueeze(-1))
-            shift, log_scale = self.head(known).chunk(2, -1)
-        else:
-            shift, log_scale = self.shift, self.log_scale
-        loc, scale = location_and_scale(prior.initial, shift)
-        return Normal(loc + scale * shift, scale * log_scale.exp()).to_event(1)
+            encoded = _of_batch(encoding.start, prior)(prior.times[..., :1])
+        return self.start(prior.initial, encoded, latents)
 
 
 def _of_batch(f: Callable[[Tensor], Tensor], prior: PathDistribution) -> Callable[[Tensor], Tensor]:
@@ -200,8 +186,3 @@ def _silence(out: Any, active: Tensor) -> Any:
         kept = active.unsqueeze(-1) if is_matrix else active
         return torch.where(active, u, 0.0), torch.where(kept, contraction, 0.0)
     return torch.where(active, out, 0.0)
-
-
-def _is_factory(control: Any) -> bool:
-    maker = control.func if isinstance(control, functools.partial) else control
-    return isinstance(maker, type) and issubclass(maker, nn.Module)

@@ -11,7 +11,7 @@ from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import site_is_subsample
 
-__all__ = ["HideFromOuterTrace", "MaskObserved", "inside_trace", "with_latent_scale"]
+__all__ = ["HideFromOuterTrace", "MaskObserved", "alike", "inside_trace", "with_latent_scale"]
 
 
 def inside_trace() -> bool:
@@ -69,10 +69,11 @@ def with_latent_scale(name: str, site: Any, model_trace: Trace, latents: Iterabl
     nodes: dict[str, Any] = dict(model_trace.nodes)
     base = name.removesuffix("_unconstrained")
     found = [nodes[n] for n in ([base] if base in nodes else latents) if n in nodes]
-    if not found or not all(_alike(s[k], found[0][k]) for s in found for k in ("scale", "mask")):
+    if not found or not all(alike(s[k], found[0][k]) for s in found for k in ("scale", "mask")):
         return site
     return {**site, "scale": found[0]["scale"], "mask": found[0]["mask"]}
 
 
-def _alike(a: Any, b: Any) -> bool:
+def alike(a: Any, b: Any) -> bool:
+    """Whether two scales, or two masks, are the same."""
     return a is b or (isinstance(a, float) and isinstance(b, float) and a == b)

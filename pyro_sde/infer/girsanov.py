@@ -8,17 +8,26 @@ The formulas are those of :mod:`pyro_sde.simulation.ratio`. Without contraction 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, kl_divergence
+from torch.distributions import (
+    Distribution,
+    Independent,
+    MultivariateNormal,
+    Normal,
+    kl_divergence,
+)
 
+from .._checks import broadcast_shapes
 from .._ops.common import inside_func
 from .._ops.first_order import first_order_only
 from ..distributions.path import PathDistribution
+from ..distributions.starts import PartlyFixed
 from ..distributions.wrapping import WrappedPath, unwrap
-from ..simulation.ratio import LogRatio, stopped
+from ..simulation.ratio import LogRatio, kl, stopped
+from ..simulation.step import contraction_between, whiten
 from .comparison import log_ratio
 from .elbo_terms import PathDivergence
 
@@ -61,15 +70,33 @@ def _initial_divergence(
         return 0.0
     if isinstance(q0, Tensor):
         return -p0.log_prob(z0)
+    if isinstance(p0, PartlyFixed) and isinstance(q0, PartlyFixed):
+        return _divergence_of_partly_fixed(q0, p0, z0, estimator)
+    return _divergence_of_laws(q0, p0, z0, estimator)
+
+
+def _divergence_of_partly_fixed(
+    q0: PartlyFixed, p0: PartlyFixed, z0: Tensor, estimator: str
+) -> Tensor:
+    if q0.is_drawn != p0.is_drawn or bool(p0.log_prob_of_fixed(q0.fixed).isinf().any()):
+        raise ValueError(
+            "the model's path and the guide's start at different points, where they are fixed: the "
+            "KL is infinite. Give both the same initial, entry by entry"
+        )
+    return _divergence_of_laws(q0.law, p0.law, p0.drawn(z0), estimator)
+
+
+def _divergence_of_laws(q0: Distribution, p0: Distribution, z0: Tensor, estimator: str) -> Tensor:
+    of_q, of_p = _moments(q0), _moments(p0)
+    if estimator == "full":
+        return q0.log_prob(z0) - p0.log_prob(z0)
+    if of_q is not None and of_p is not None:
+        return _divergence_of_normals(of_q, of_p, z0, estimator)
     if estimator == "kl":
         try:
             return kl_divergence(q0, p0)
         except NotImplementedError:
-            pass
-    if estimator != "stl":
-        return q0.log_prob(z0) - p0.log_prob(z0)
-    if _is_normal(q0) and _is_normal(p0):
-        return _stopped_normal_start(q0.base_dist, p0.base_dist, z0)
+            return q0.log_prob(z0) - p0.log_prob(z0)
     return _stopped_log_prob(q0, z0) - p0.log_prob(z0)
 
 
@@ -80,16 +107,37 @@ def _is_same_view(a: Any, b: Any) -> bool:
     return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
 
 
-def _is_normal(d: Distribution) -> TypeGuard[Independent]:
-    return isinstance(d, Independent) and isinstance(d.base_dist, Normal)
+def _moments(d: Distribution) -> tuple[Tensor, Tensor] | None:
+    """Location and scale of a Normal law over R^D, the scale a vector or a lower-triangular
+    matrix."""
+    if isinstance(d, MultivariateNormal):
+        return d.loc, d.scale_tril
+    if isinstance(d, Independent) and isinstance(d.base_dist, Normal):
+        return d.base_dist.loc, d.base_dist.scale
+    return None
 
 
-def _stopped_normal_start(q0: Normal, p0: Normal, z0: Tensor) -> Tensor:
+def _divergence_of_normals(
+    of_q: tuple[Tensor, Tensor], of_p: tuple[Tensor, Tensor], z0: Tensor, estimator: str
+) -> Tensor:
     """A Normal start under a Normal prior is one more step, from no state."""
-    w = (q0.loc - p0.loc) / p0.scale
-    contraction = q0.scale.log() - p0.scale.log()
-    eps = ((z0 - q0.loc) / q0.scale).detach()
-    return stopped(*torch.broadcast_tensors(w, contraction, eps))
+    (loc_q, scale_q), (loc_p, scale_p) = of_q, of_p
+    shape = broadcast_shapes(z0.shape, loc_q.shape, loc_p.shape)
+    loc_q, loc_p = loc_q.expand(shape), loc_p.expand(shape)
+    scale_q, scale_p = (
+        _expand_scale(s, loc, shape) for s, loc in ((scale_q, of_q[0]), (scale_p, of_p[0]))
+    )
+    w = whiten(loc_p, scale_p, loc_q)
+    contraction = contraction_between(scale_q, scale_p, w)
+    if estimator == "kl":
+        return kl(w, contraction)
+    eps = whiten(loc_q, scale_q, z0.expand(shape)).detach()
+    return stopped(w, contraction, eps)
+
+
+def _expand_scale(scale: Tensor, loc: Tensor, shape: torch.Size) -> Tensor:
+    matrix = scale.dim() > loc.dim()
+    return scale.expand((*shape, shape[-1]) if matrix else shape)
 
 
 def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:

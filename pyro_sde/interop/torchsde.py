@@ -206,8 +206,14 @@ class Joint(nn.Module):
         super().__init__()
         if not guide.path_sites:
             raise ValueError("the guide has no parameters yet: call guide.setup(*args) before")
-        if guide.contraction:
-            raise ValueError("a guide with contraction is no SDE: build it with contraction=False")
+        contracted = [
+            name for name in guide.path_sites if attrgetter(name)(guide.paths).contraction
+        ]
+        if contracted:
+            raise ValueError(
+                f"the guide contracts the noise of {contracted}, which no SDE does: build it with "
+                "AutoSDE(model, contraction=None)"
+            )
         self.model, self.guide = model, guide
         self.method, self.dt, self.adjoint, self.options = method, dt, adjoint, options
         self.brownian = brownian

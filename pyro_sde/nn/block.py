@@ -238,9 +238,9 @@ class SDEBlock(PyroModule):
         if w is not None:
             return w
         self._refuse_data_plates(name)
-        infer: Any = (
-            {} if self.initial == "point" else {"start": (self.start, 0.1 * self.start_scale)}
-        )
+        infer: Any = {"weights": True}
+        if self.initial != "point":
+            infer["start"] = (self.start, 0.1 * self.start_scale)
         w = pyro.sample(name, self.prior(), infer=infer)
         self._check_finite(name, w.detach())
         self._pyro_context.set(name, w)

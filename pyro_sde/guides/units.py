@@ -1,0 +1,89 @@
+"""The units of a prior: where it lies and how wide it is, in unconstrained space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    MultivariateNormal,
+    TransformedDistribution,
+    biject_to,
+)
+from torch.distributions.transforms import ComposeTransform, IndependentTransform
+
+from ..distributions.starts import SideBySide, side_by_side
+
+__all__ = ["location_and_scale", "to_support", "unconstrained_units"]
+
+Units = tuple[Tensor, Tensor]
+
+
+def to_support(prior: Distribution) -> Any:
+    """The transform from unconstrained space to the support of a prior over R^D, or None if that
+    is all of R^D."""
+    transform = inside = biject_to(prior.support)
+    while isinstance(inside, IndependentTransform):
+        inside = inside.base_transform
+    is_identity = isinstance(inside, ComposeTransform) and not inside.parts
+    return None if is_identity else transform
+
+
+def unconstrained_units(
+    prior: Distribution, transform: Any, like: Tensor, matrix: bool = False
+) -> Units:
+    """Location and scale of a prior in unconstrained space.
+
+    They are exact for Normal and LogNormal laws, else a mean and a standard deviation, pushed
+    through the transform to first order.
+
+    :param transform: That of :func:`to_support`.
+    :param like: What has the shape of the unconstrained values.
+    :param matrix: Let the scale of a MultivariateNormal be its lower-triangular matrix.
+    """
+    if matrix and isinstance(prior, MultivariateNormal):
+        return prior.loc, prior.scale_tril
+    loc, scale = location_and_scale(prior, like)
+    if transform is None:
+        return loc, scale
+    if transform.inverse_shape(prior.event_shape) != prior.event_shape:
+        return torch.zeros_like(like), torch.ones_like(like)  # a simplex, say
+    return _push(loc, scale, transform.inv)
+
+
+def location_and_scale(prior: Distribution, like: Tensor) -> Units:
+    """A location and a scale of each entry, or 0 and 1 where there are none."""
+    if isinstance(prior, Independent):
+        return location_and_scale(prior.base_dist, like)
+    if isinstance(prior, SideBySide):
+        parts = like.split([p.event_shape[0] for p in prior.parts], -1)
+        found = (location_and_scale(p, x) for p, x in zip(prior.parts, parts, strict=True))
+        loc, scale = (side_by_side(x) for x in zip(*found, strict=True))
+        return loc, scale
+    if isinstance(prior, TransformedDistribution) and not any(
+        t.domain.event_dim or t.codomain.event_dim for t in prior.transforms
+    ):
+        loc, scale = location_and_scale(prior.base_dist, like)
+        for t in prior.transforms:
+            loc, scale = _push(loc, scale, t)
+        return loc, scale
+    try:
+        loc, scale = prior.mean, prior.stddev
+    except NotImplementedError:
+        pass
+    else:
+        if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
+            return loc, scale
+    return torch.zeros_like(like), torch.ones_like(like)
+
+
+def _push(loc: Tensor, scale: Tensor, f: Callable[[Tensor], Tensor]) -> Units:
+    """The units of f(x) from those of x, for an elementwise f."""
+    at = f(loc)
+    width = (f(loc + scale) - at).abs()
+    known = torch.isfinite(at) & torch.isfinite(width) & (width > 0)
+    return torch.where(known, at, 0.0), torch.where(known, width, 1.0)
