@@ -14,14 +14,16 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.trace_elbo import JitTrace_ELBO
 from pyro.infer.trace_mean_field_elbo import JitTraceMeanField_ELBO
 from pyro.infer.traceenum_elbo import TraceEnum_ELBO
+from pyro.infer.util import check_fully_reparametrized, is_validation_enabled, torch_item
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
+from torch import Tensor
 
 from .._sharing import shared_parameters_only
 from ..distributions.guard import restore_path_log_prob, skip_path_log_prob
 from ..distributions.wrapping import unwrap
 from ..simulation.tolerance import current_tolerance
-from .elbo_terms import ElboTerms, current_terms
+from .elbo_terms import ElboTerms, current_terms, kl_by_site, log_likelihood_by_site
 from .girsanov import ESTIMATORS, path_divergence
 
 __all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
@@ -184,7 +186,9 @@ class TraceSDE_ELBO(_PathELBO, Trace_ELBO):
 class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
     """:class:`~pyro.infer.TraceMeanField_ELBO` with the path KL of Girsanov's theorem.
 
-    As :class:`TraceSDE_ELBO`, but sites that are no paths use an analytic KL where there is one.
+    As :class:`TraceSDE_ELBO`, but sites that are no paths use an analytic KL where there is one. In
+    contrast to the parent, a Delta of the guide counts with its ``log_density``: AutoNormal keeps
+    the Jacobian of a constrained latent there, without which the ELBO may exceed the evidence.
 
     Example::
 
@@ -206,3 +210,14 @@ class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
     :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
     :param kwargs: Those of the parent.
     """
+
+    def _differentiable_loss_particle(
+        self, model_trace: Trace, guide_trace: Trace
+    ) -> tuple[float, Tensor]:
+        if is_validation_enabled():
+            for site in guide_trace.nodes.values():
+                if site["type"] == "sample":
+                    check_fully_reparametrized(site)
+        kl = sum(term for _, term in kl_by_site(model_trace, guide_trace, analytic=True))
+        loss: Any = kl - sum(term for _, term in log_likelihood_by_site(model_trace))
+        return torch_item(loss), loss
