@@ -93,7 +93,8 @@ def test_diffusion_tracks_a_latent_scale():
 
         def model():
             s = pyro.sample("s", dist.LogNormal(0.0, 0.5))
-            pyro.sample("z", BrownianMotion(s.unsqueeze(-1), times, torch.zeros(1)))
+            z = pyro.sample("z", BrownianMotion(s.unsqueeze(-1), times, torch.zeros(1)))
+            pyro.sample("y", dist.Normal(z[..., -1, 0], 1.0), obs=torch.tensor(0.5))
 
         guide = AutoSDE(model, control=lambda t, z: torch.ones_like(z)).setup()
         elbo = TraceSDE_ELBO(path_estimator="kl", max_plate_nesting=0)
