@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+from pyro.poutine.runtime import get_plates
 from torch import Tensor
 
 __all__ = ["contains", "merged_grid", "select", "time_grid", "tolerance_of"]
+
+PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
+"""The plates that Pyro itself puts around a model."""
 
 
 def tolerance_of(times: Tensor) -> float:
@@ -123,6 +127,8 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
     :param plate_dim: Where each time is an element of a ``pyro.plate`` and the path was drawn
         outside of it: the dim of that plate (a negative number). The times are then moved into
         that batch dimension, in place of the 1 that Pyro leaves there for vectorised particles.
+        Inside of such a plate of n > 1 elements that is done without saying so; call ``select``
+        outside of it where the times are not its elements.
     :returns: Values of shape ``(..., n, D)``.
     """
     times = torch.as_tensor(times)
@@ -141,6 +147,8 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
         path, index = (x.reshape((1,) * (ndim - x.dim()) + x.shape) for x in (path, index))
         values = torch.take_along_dim(path, index, dim=-2)
     if plate_dim is None:
+        plate_dim = _plate_of_times(values)
+    if plate_dim is None:
         return values
     if plate_dim >= 0:
         raise ValueError(f"plate_dim counts from the right and must be negative: found {plate_dim}")
@@ -149,6 +157,27 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
     missing = -plate_dim - 1 - (values.dim() - 2)
     values = values.reshape((1,) * max(missing, 0) + values.shape)
     return values.movedim(-2, plate_dim - 1)
+
+
+def _plate_of_times(values: Tensor) -> int | None:
+    """The dim of the plate that the times of ``values`` are the elements of, if there is one: an
+    active plate of their number that the path is not in."""
+    n, batch = values.shape[-2], values.shape[:-2]
+    found = {
+        frame.name: frame.dim
+        for frame in (get_plates() if n > 1 else ())
+        if frame.dim is not None
+        and frame.size == n
+        and frame.name not in PARTICLES
+        and (len(batch) < -frame.dim or batch[frame.dim] == 1)
+    }
+    if len(found) > 1:
+        raise ValueError(
+            f"at has {n} times, and that many elements have the plates {sorted(found)}, which the "
+            "path is not in: say with plate_dim= which of them the times are, or call select "
+            "outside of them"
+        )
+    return next(iter(found.values()), None)
 
 
 def contains(times: Tensor, at: Tensor) -> bool:

@@ -84,7 +84,8 @@ def test_a_guide_inside_of_a_module():
 def test_sequential_plates_are_refused():
     def model():
         for i in pyro.plate("several", 2):
-            pyro.sample(f"z_{i}", OrnsteinUhlenbeck(1.0, 0.0, 1.0, TIMES))
+            z = pyro.sample(f"z_{i}", OrnsteinUhlenbeck(1.0, 0.0, 1.0, TIMES))
+            pyro.sample(f"y_{i}", dist.Normal(z[..., -1, 0], 1.0), obs=torch.tensor(0.5))
 
     with pytest.raises(NotImplementedError, match="sequential"):
         AutoSDE(model)()

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import Trace_ELBO
 from pyro.poutine import trace
 from torch.distributions import Normal, kl_divergence
 
@@ -70,8 +70,9 @@ def test_full_is_stock(case):
     full, stock, stl = results(case, guide, estimator("full"), Trace_ELBO, estimator("stl"))
     assert_close(full, stock, case.tolerance())
     assert abs(full[0] - stl[0]) <= case.tolerance() * max(1.0, abs(full[0]))
-    full = estimator("full", TraceMeanFieldSDE_ELBO)
-    assert_close(*results(case, guide, full, TraceMeanField_ELBO), case.tolerance())
+    # What the guide draws beside paths is auxiliary or a Delta, without an analytic KL.
+    (mean_field,) = results(case, guide, estimator("full", TraceMeanFieldSDE_ELBO))
+    assert_close(mean_field, stock, case.tolerance())
 
 
 def divergence(q, p, z):

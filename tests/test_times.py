@@ -68,7 +68,8 @@ def test_select_with_a_grid_for_every_series():
 
 @pytest.mark.parametrize("outer", [None, -2])
 @pytest.mark.parametrize("plate_dim", [-1, -2])
-def test_select_into_a_plate(outer, plate_dim):
+@pytest.mark.parametrize("named", [True, False])
+def test_select_into_a_plate(outer, plate_dim, named):
     """Observations in a plate of their own, the path outside of it, particles or not."""
     if outer is not None:
         outer = plate_dim - 1
@@ -78,7 +79,7 @@ def test_select_into_a_plate(outer, plate_dim):
     def model():
         z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
         with pyro.plate("obs", 3, dim=plate_dim):
-            loc = select(z, grid, at, plate_dim=plate_dim)[..., 0]
+            loc = select(z, grid, at, plate_dim=plate_dim if named else None)[..., 0]
             return pyro.sample("y", dist.Normal(loc, 0.1))
 
     particles = pyro.plate("particles", 5, dim=outer) if outer else pyro.plate("p", 1, dim=-4)
@@ -91,6 +92,34 @@ def test_select_into_a_plate(outer, plate_dim):
     assert torch.equal(y.mean.reshape(len(rows), 3), rows[:, [1, 2, 4], 0])
     with pytest.raises(ValueError, match="must be negative"):
         select(trace.nodes["z"]["value"], grid, at, plate_dim=0)
+
+
+def test_select_leaves_times_that_are_no_plate():
+    """Plates that the path was drawn in, of another size, of particles, or run as a loop."""
+    grid, at = time_grid(0.0, 1.0, dt=0.25), torch.tensor([0.25, 0.5, 1.0])
+    with pyro.plate("series", 3, dim=-2):
+        z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+        assert select(z, grid, at).shape == (3, 1, 3, 1)
+    path = torch.randn(5, 1)
+    with pyro.plate("others", 4, dim=-2), pyro.plate("num_particles_vectorized", 3, dim=-3):
+        assert torch.equal(select(path, grid, at), path[[1, 2, 4]])
+    for _ in pyro.plate("loop", 3):
+        assert torch.equal(select(path, grid, at), path[[1, 2, 4]])
+    with pyro.plate("one", 1, dim=-2):  # one series that is observed once, say
+        assert torch.equal(select(path, grid, at[:1]), path[[1]])
+
+
+def test_select_in_two_plates():
+    """One of which has the series in it already; if none has, there is nothing to tell by."""
+    grid, at = time_grid(0.0, 1.0, dt=0.25), torch.tensor([0.25, 0.5, 1.0])
+    with pyro.plate("series", 3, dim=-1):
+        z = pyro.sample("z", BrownianMotion(1.0, grid, torch.zeros(1)))
+        with pyro.plate("obs", 3, dim=-2):
+            found = select(z, grid, at)
+            assert torch.equal(found, z[:, [1, 2, 4]].movedim(-2, 0))
+            with pytest.raises(ValueError, match=r"\['obs', 'series'\].*plate_dim="):
+                select(z[0], grid, at)
+            assert select(z[0], grid, at, plate_dim=-2).shape == (3, 1, 1)
 
 
 def test_select_times_of_many_series_from_one_path():

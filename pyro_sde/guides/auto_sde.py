@@ -25,6 +25,7 @@ from .controls import MLPControl
 from .defaults import contraction_of, default_guide, warn_of_several_paths
 from .encoders import Encoding, Observations
 from .latent_context import LatentContext, readable
+from .latents import check_still_latent, latent_sites
 from .param_store import register_parameters
 from .path_posterior import PathPosterior
 from .posterior_summary import PosteriorSummaryMixin
@@ -45,7 +46,8 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
     distribution. Before training the posterior is the prior. Sites inside plates learn an
     embedding of each element, which their control reads.
 
-    The latent sites are those of the first call (or of :meth:`setup`): call it with the data.
+    The latent sites are those of the first call (or of :meth:`setup`): call it with the data. A
+    model that observes nothing then is refused, and so are data for a latent later.
 
     Example::
 
@@ -167,13 +169,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
             return self
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
             trace = poutine.trace(self.model).get_trace(*args, **kwargs)
-            latents = {
-                name: site
-                for name, site in trace.nodes.items()
-                if site["type"] == "sample"
-                and not site["is_observed"]
-                and not site_is_subsample(site)
-            }
+            latents = latent_sites(trace)
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
             warn_of_several_paths(latents, paths)
@@ -265,7 +261,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
         if msg["is_observed"]:
-            return
+            return check_still_latent(name, self.path_sites + self.other_sites)
         if self._other_trace is not None and name in self._other_trace.nodes:
             site = self._other_trace.nodes[name]
             if not site_is_subsample(msg):

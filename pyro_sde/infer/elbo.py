@@ -14,15 +14,18 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.trace_elbo import JitTrace_ELBO
 from pyro.infer.trace_mean_field_elbo import JitTraceMeanField_ELBO
 from pyro.infer.traceenum_elbo import TraceEnum_ELBO
+from pyro.infer.util import check_fully_reparametrized, is_validation_enabled, torch_item
 from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
+from torch import Tensor
 
 from .._sharing import shared_parameters_only
 from ..distributions.guard import restore_path_log_prob, skip_path_log_prob
 from ..distributions.wrapping import unwrap
 from ..simulation.tolerance import current_tolerance
-from .elbo_terms import ElboTerms, current_terms
+from .elbo_terms import ElboTerms, current_terms, kl_by_site, log_likelihood_by_site
 from .girsanov import ESTIMATORS, path_divergence
+from .site_checks import UNSQUEEZE, check_event_shapes, check_traces, sites_of_size
 
 __all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
 
@@ -30,12 +33,16 @@ __all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
 class _PathELBO:
     """A mixin over a Trace ELBO that rewrites the path sites of the traces that it made."""
 
+    num_particles: int
+    _vectorized_num_particles: Callable[[Callable], Callable]
+
     def __init__(self, *args: Any, path_estimator: str = "stl", **kwargs: Any) -> None:
         if path_estimator not in ESTIMATORS:
             raise ValueError(
                 f"path_estimator must be one of {', '.join(ESTIMATORS)}: found {path_estimator!r}"
             )
         self.path_estimator = path_estimator
+        self._tried_sites: set[str] = set()
         super().__init__(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -97,7 +104,39 @@ class _PathELBO:
         # Paths that are no model/guide pair (observed ones, say) get their own density after all.
         model_trace.compute_log_prob()
         guide_trace.compute_score_parts()
+        check_traces(model_trace, guide_trace)
         return model_trace, guide_trace
+
+    def _get_vectorized_trace(
+        self, model: Callable, guide: Callable, args: tuple, kwargs: dict
+    ) -> tuple[Trace, Trace]:
+        traces = super()._get_vectorized_trace(model, guide, args, kwargs)  # type: ignore[misc]
+        particles: int = self.num_particles
+        found = sites_of_size(particles, *traces) if particles > 1 else {}
+        if found.keys() <= self._tried_sites:
+            return traces
+        # Sizes that are equal broadcast silently: try with another number of particles, once.
+        inner = poutine.unwrap(guide)
+        state = dict(vars(inner)) if isinstance(inner, GuideMessenger) else {}
+        self.num_particles = particles + 1
+        try:
+            with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
+                model, guide = (self._vectorized_num_particles(f) for f in (model, guide))
+                others = _PathELBO._get_trace(self, model, guide, args, kwargs)
+        except Exception as e:
+            place = next(iter(found.values()))
+            raise ValueError(
+                f"the ELBO fails with {particles + 1} particles and not with {particles}, which is "
+                f"also a size of {place}: particles stand in the place of that dimension. "
+                f"{UNSQUEEZE}. The error with {particles + 1} particles was: {e}"
+            ) from e
+        finally:
+            self.num_particles = particles
+            vars(inner).update(state)  # a messenger remembers its last draw
+        for trace, other in zip(traces, others, strict=True):
+            check_event_shapes(particles, trace, particles + 1, other)
+        self._tried_sites.update(found)
+        return traces
 
     def _rewrite(self, name: str, model_site: dict, guide_site: dict) -> None:
         for key in ("scale", "mask"):
@@ -184,7 +223,9 @@ class TraceSDE_ELBO(_PathELBO, Trace_ELBO):
 class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
     """:class:`~pyro.infer.TraceMeanField_ELBO` with the path KL of Girsanov's theorem.
 
-    As :class:`TraceSDE_ELBO`, but sites that are no paths use an analytic KL where there is one.
+    As :class:`TraceSDE_ELBO`, but sites that are no paths use an analytic KL where there is one. In
+    contrast to the parent, a Delta of the guide counts with its ``log_density``: AutoNormal keeps
+    the Jacobian of a constrained latent there, without which the ELBO may exceed the evidence.
 
     Example::
 
@@ -206,3 +247,14 @@ class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
     :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
     :param kwargs: Those of the parent.
     """
+
+    def _differentiable_loss_particle(
+        self, model_trace: Trace, guide_trace: Trace
+    ) -> tuple[float, Tensor]:
+        if is_validation_enabled():
+            for site in guide_trace.nodes.values():
+                if site["type"] == "sample":
+                    check_fully_reparametrized(site)
+        kl = sum(term for _, term in kl_by_site(model_trace, guide_trace, analytic=True))
+        loss: Any = kl - sum(term for _, term in log_likelihood_by_site(model_trace))
+        return torch_item(loss), loss

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from torch import Tensor
@@ -21,6 +22,8 @@ __all__ = [
     "PathParts",
     "PathTerms",
     "current_terms",
+    "kl_by_site",
+    "log_likelihood_by_site",
     "record_parts",
 ]
 
@@ -102,25 +105,14 @@ class ElboTerms:
         :param traces: How many pairs there are; one, if particles are vectorised.
         :param analytic: Whether the ELBO takes an analytic KL where there is one.
         """
-        for name, site in model.nodes.items():
-            if site["type"] != "sample":
-                continue
-            if site["is_observed"]:
-                self._count(self.log_likelihood, name, site["log_prob_sum"], particles)
-                continue
-            other = guide.nodes.get(name)
-            kl = _analytic_kl(other, site) if analytic and other is not None else None
-            if kl is None:
-                kl = -site["log_prob_sum"]
-                if other is not None:
-                    kl = kl + _own_density(other, analytic)
-            self._count(self.kl, name, kl, particles)
+        for name, value in log_likelihood_by_site(model):
+            self._count(self.log_likelihood, name, value, particles)
+        for name, value in kl_by_site(model, guide, analytic):
+            # AutoNormal draws a constrained site from one beside it: they are one latent.
+            base = name.removesuffix("_unconstrained")
+            owner = base if name not in model.nodes and base in model.nodes else name
+            self._count(self.kl, owner, value, particles)
         for name, site in guide.nodes.items():
-            if site["type"] == "sample" and name not in model.nodes:
-                # AutoNormal draws a constrained site from one beside it: they are one latent.
-                base = name.removesuffix("_unconstrained")
-                owner = base if base in model.nodes else name
-                self._count(self.kl, owner, _own_density(site, analytic), particles)
             if "path_terms" in site:
                 self._count_path(name, site, particles, traces)
 
@@ -148,6 +140,33 @@ class ElboTerms:
 ElboParts, PathParts = ElboTerms, PathTerms  # their former names
 
 
+def log_likelihood_by_site(model: Trace) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and log likelihood of every observed site."""
+    for name, site in model.nodes.items():
+        if site["type"] == "sample" and site["is_observed"]:
+            yield name, site["log_prob_sum"]
+
+
+def kl_by_site(model: Trace, guide: Trace, analytic: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and estimated KL of every latent site of the model, then name and log density of
+    every auxiliary site of the guide.
+
+    :param analytic: Whether an analytic KL is taken where there is one.
+    """
+    for name, site in model.nodes.items():
+        if site["type"] == "sample" and not site["is_observed"]:
+            other = guide.nodes.get(name)
+            kl = _analytic_kl(other, site) if analytic and other is not None else None
+            if kl is None:
+                kl = -site["log_prob_sum"]
+                if other is not None:
+                    kl = kl + _own_density(other, analytic)
+            yield name, kl
+    for name, site in guide.nodes.items():
+        if site["type"] == "sample" and name not in model.nodes:
+            yield name, _own_density(site, analytic)
+
+
 def _own_density(site: Any, analytic: bool) -> Tensor:
     if analytic:
         return torch.as_tensor(site["score_parts"].entropy_term).sum()
@@ -155,14 +174,24 @@ def _own_density(site: Any, analytic: bool) -> Tensor:
 
 
 def _analytic_kl(guide_site: Any, model_site: Any) -> Tensor | None:
+    if _is_delta(guide_site["fn"]):
+        # Pyro's KL of a Delta drops its log_density, the Jacobian of a constrained latent.
+        return None
     try:
         kl = kl_divergence(guide_site["fn"], model_site["fn"])
     except NotImplementedError:
         return None
     kl = scale_and_mask(kl, guide_site["scale"], guide_site["mask"])
     if isinstance(kl, Tensor):
+        assert kl.shape == guide_site["fn"].batch_shape, model_site["name"]
         return kl.sum()
     return kl * torch.Size(guide_site["fn"].batch_shape).numel()
+
+
+def _is_delta(fn: Any) -> bool:
+    while not isinstance(fn, Delta) and hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return isinstance(fn, Delta)
 
 
 def current_terms() -> ElboTerms | None:

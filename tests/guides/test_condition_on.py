@@ -125,7 +125,7 @@ def test_beside_an_encoder():
     values = torch.randn(4, 2, 1)
 
     def model(times, values=None):
-        rate = pyro.sample("rate", dist.LogNormal(0.0, 0.5)).unsqueeze(-1)
+        rate = pyro.sample("rate", dist.LogNormal(0.0, 0.5))
         grid = torch.linspace(0.0, float(times.max()), 9)
         with pyro.plate("series", len(times)):
             z = pyro.sample("z", OrnsteinUhlenbeck(rate.unsqueeze(-1), 0.0, 1.0, grid))

@@ -1,0 +1,99 @@
+"""What Pyro lets pass in the traces of an ELBO, and would put it above the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyro.poutine import Trace
+
+from ..times import PARTICLES
+
+__all__ = ["UNSQUEEZE", "check_event_shapes", "check_traces", "sites_of_size"]
+
+UNSQUEEZE = (
+    "Vectorised particles make a batch of every latent: a latent parameter of a path needs one "
+    "more dimension for the state, x.unsqueeze(-1), and one of a distribution under .to_event(n) "
+    "needs n more"
+)
+
+
+def check_traces(model: Trace, guide: Trace) -> None:
+    """Refuse a dimension that no plate claims, and a latent of one trace alone."""
+    for trace in (model, guide):
+        for name, site in _counted_sites(trace):
+            _check_claimed(name, site)
+    for name, site in _counted_sites(model):
+        if not site["is_observed"] and name not in guide:
+            raise ValueError(
+                f"site {name!r} of the model has neither data nor a site of that name in the "
+                "guide, so that the ELBO is no bound of the evidence. Give the ELBO the data, obs= "
+                "of that site must not be None, or add the site to the guide (an autoguide was "
+                "set up with data there: make a new one)"
+            )
+    for name, site in _counted_sites(guide):
+        if name not in model and not site["infer"].get("is_auxiliary"):
+            raise ValueError(
+                f"site {name!r} of the guide is not in the model, so that the ELBO is no bound of "
+                'the evidence. Remove it, or mark it with infer={"is_auxiliary": True} if another '
+                "site is computed from it"
+            )
+
+
+def sites_of_size(size: int, *traces: Trace) -> dict[str, str]:
+    """Sites with an event dimension or a plate of the size, and a description of either."""
+    found = {}
+    for trace in traces:
+        for name, site in _counted_sites(trace):
+            shape = tuple(site["fn"].event_shape)
+            frames = [f for f in site["cond_indep_stack"] if f.name not in PARTICLES]
+            plates = [f.name for f in frames if f.vectorized and f.size == size]
+            if size in shape:
+                found[name] = f"the event shape {shape} of site {name!r}"
+            elif plates:
+                found[name] = f"the plate {plates[0]!r} of site {name!r}"
+    return found
+
+
+def check_event_shapes(
+    particles: int, trace: Trace, other_particles: int, other_trace: Trace
+) -> None:
+    """Refuse an event that is of another shape with another number of particles."""
+    others = dict(_counted_sites(other_trace))
+    for name, site in _counted_sites(trace):
+        shape = tuple(site["fn"].event_shape)
+        other = tuple(others[name]["fn"].event_shape) if name in others else shape
+        if shape != other:
+            raise ValueError(
+                f"site {name!r} has the event shape {shape} with {particles} particles and {other} "
+                f"with {other_particles}: the particles have become a part of the event. "
+                f"{UNSQUEEZE}"
+            )
+
+
+def _counted_sites(trace: Trace) -> Iterator[tuple[str, Any]]:
+    """Name and site of all that contributes to an ELBO."""
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample":
+            continue
+        masked = site["mask"] is False or getattr(site["fn"], "_mask", None) is False
+        if not masked:  # as pyro.deterministic is
+            yield name, site
+
+
+def _check_claimed(name: str, site: Any) -> None:
+    frames = [f for f in site["cond_indep_stack"] if f.vectorized]
+    claimed = {f.dim for f in frames}
+    shape = tuple(site["log_prob"].shape)
+    for dim in range(-1, -len(shape) - 1, -1):
+        if shape[dim] == 1 or dim in claimed:
+            continue
+        plates = ", ".join(f"{f.name!r} claims dim {f.dim}, of size {f.size}" for f in frames)
+        raise ValueError(
+            f"site {name!r} has a log_prob of batch shape {shape}, and no plate claims its dim "
+            f"{dim}, of size {shape[dim]} ({plates or 'it is in no plate'}): the ELBO would count "
+            f"the site {shape[dim]} times. Put independent elements into a pyro.plate, and "
+            f"dependent ones into the event with .to_event(1). {UNSQUEEZE}. The states of a path "
+            "at times that make up a plate are select(path, grid, at)[..., 0] inside of that "
+            "plate, or with plate_dim=, not path[..., index, 0]"
+        )
