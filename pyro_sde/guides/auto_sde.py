@@ -22,7 +22,7 @@ from ..distributions.wrapping import WrappedPath, unwrap
 from .amortisation import EncodingCache, end_of_data
 from .amortisation_mixin import EncoderMixin
 from .controls import MLPControl
-from .defaults import contraction_of, default_guide, warn_of_several_paths
+from .defaults import contraction_of, default_guide, joint_sizes, warn_of_several_paths
 from .encoders import Encoding, Observations
 from .latent_context import LatentContext, readable
 from .latents import check_still_latent, latent_sites
@@ -229,7 +229,9 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
             site["infer"].get("start"),
             self.encoder if name in self._amortised else None,
             self._compiles,
-            LatentContext(context, wrapped.event_dims) if context else None,
+            LatentContext(context, wrapped.event_dims, self._condition_on != "auto")
+            if context
+            else None,
         )
 
     @pyro_method
@@ -295,9 +297,9 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         if self._other_trace is not None:
             for name, site in self._other_trace.nodes.items():
                 if site["type"] == "sample" and site["infer"].get("is_auxiliary"):
-                    guide_trace.add_node(
-                        name, **with_latent_scale(name, site, model_trace, self.other_sites)
-                    )
+                    site = with_latent_scale(name, site, model_trace, self.other_sites)
+                    sizes = joint_sizes(self.rest, name)
+                    guide_trace.add_node(name, **site, latent_sizes=sizes)
         return model_trace, guide_trace
 
 

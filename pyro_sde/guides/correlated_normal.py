@@ -33,6 +33,9 @@ class CorrelatedNormal(AutoMultivariateNormal):
 
     start: Tensor
     unit: Tensor
+    prototype_trace: Any
+    scale: Any
+    scale_tril: Any
 
     def __init__(self, model: Any, init_scale: float = 0.1) -> None:
         super().__init__(model, init_loc_fn=begin_at_median, init_scale=init_scale)

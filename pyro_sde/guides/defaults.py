@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from torch import nn
 
 from ..distributions import ODEPath
@@ -42,18 +42,18 @@ def is_weights(site: Any, dim: int) -> bool:
 def contraction_of(kind: str | bool | None, site: Any, dim: int, control: Any) -> str | None:
     """``"full"``, ``"diagonal"`` or None: the contraction of a path in R^dim.
 
-    :param kind: One of these; or True, full up to 16 dimensions and diagonal beyond; or
-        ``"auto"``, the same, but none for the weights of a network and none for a control that is
-        not ``MLPControl``.
+    :param kind: One of these; or True, full up to 16 dimensions and diagonal beyond, and for a
+        control that is not ``MLPControl``; or ``"auto"``, the same, but none for the weights of a
+        network and for a control that is not ``MLPControl``.
     """
     if kind not in ("auto", "full", "diagonal", None, True, False):
         raise ValueError(f'contraction must be "auto", "full", "diagonal" or None: found {kind!r}')
+    made_by = _made_by(control)
+    is_mlp = is_factory(control) and getattr(made_by, "forward", None) is MLPControl.forward
     if kind == "auto":
-        made_by = _made_by(control)
-        is_mlp = is_factory(control) and getattr(made_by, "forward", None) is MLPControl.forward
         kind = is_mlp and not is_weights(site, dim)
     if kind is True:
-        kind = "full" if dim <= MAX_FULL else "diagonal"
+        kind = "full" if is_mlp and dim <= MAX_FULL else "diagonal"
     return str(kind) if kind else None
 
 
@@ -71,6 +71,14 @@ def default_guide(latents: Mapping[str, Any]) -> Callable[..., Any]:
     if is_correlated:
         return CorrelatedNormal
     return functools.partial(AutoNormal, init_loc_fn=begin_at_median)
+
+
+def joint_sizes(guide: Any, name: str) -> dict[str, int]:
+    """How many numbers of the joint site ``name`` of an autoguide belong to which latent, in their
+    order; empty if there is no such site."""
+    if not isinstance(guide, AutoContinuous) or not name.endswith("_latent"):
+        return {}
+    return {latent: shape.numel() for latent, shape in guide._unconstrained_shapes.items()}
 
 
 def warn_of_several_paths(latents: Mapping[str, Any], paths: Mapping[str, WrappedPath]) -> None:

@@ -24,14 +24,17 @@ class LatentContext(nn.Module):
 
     :param sites: Those latents, as they were in a first run of the model.
     :param event_dims: How many dimensions of the path's batch are no plates.
+    :param is_asked_for: Whether the user named them, so that a control of their own takes them.
     """
 
     loc: Tensor
     scale: Tensor
 
-    def __init__(self, sites: Mapping[str, Any], event_dims: int = 0) -> None:
+    def __init__(
+        self, sites: Mapping[str, Any], event_dims: int = 0, is_asked_for: bool = True
+    ) -> None:
         super().__init__()
-        self.event_dims = event_dims
+        self.event_dims, self.is_asked_for = event_dims, is_asked_for
         self.dims = {name: site["fn"].event_dim for name, site in sites.items()}
         units = [_units(site["fn"], site["value"]) for site in sites.values()]
         loc, scale = (torch.cat(x) for x in zip(*units, strict=True))

@@ -58,6 +58,7 @@ class PathPosterior(PyroModule):
     ) -> None:
         super().__init__()
         path, self.compiles, self.reader = wrapped.path, compile, latents
+        self.control_reads = latents is not None and (is_factory(control) or latents.is_asked_for)
         self.dim, self.contraction = path.event_shape[-1], contraction
         self.has_embedding = is_factory(control) and shape.numel() > 1 and encoder is None
         entries = 0 if latents is None else len(latents.loc)
@@ -111,7 +112,7 @@ class PathPosterior(PyroModule):
             context = _of_batch(encoding.context, prior)
         elif self.has_embedding:
             context = concat_context(None, self.embedding)
-        if latents is not None:
+        if latents is not None and self.control_reads:
             context = concat_context(context, latents)
         if context is not None:
             control = _WithContext(control, context)

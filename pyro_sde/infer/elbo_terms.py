@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +14,9 @@ from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from ..simulation.step import whiten
 
 __all__ = [
     "ElboParts",
@@ -111,7 +114,9 @@ class ElboTerms:
             # AutoNormal draws a constrained site from one beside it: they are one latent.
             base = name.removesuffix("_unconstrained")
             owner = base if name not in model.nodes and base in model.nodes else name
-            self._count(self.kl, owner, value, particles)
+            parts = _by_latent(guide.nodes.get(name)) or {owner: value}
+            for latent, part in parts.items():
+                self._count(self.kl, latent, part, particles)
         for name, site in guide.nodes.items():
             if "path_terms" in site:
                 self._count_path(name, site, particles, traces)
@@ -165,6 +170,20 @@ def kl_by_site(model: Trace, guide: Trace, analytic: bool) -> Iterator[tuple[str
     for name, site in guide.nodes.items():
         if site["type"] == "sample" and name not in model.nodes:
             yield name, _own_density(site, analytic)
+
+
+def _by_latent(site: Any) -> dict[str, Tensor]:
+    """The log density of a joint auxiliary site by latent, each given those before it; empty if
+    the site is of another kind."""
+    sizes, fn = (site or {}).get("latent_sizes"), (site or {}).get("fn")
+    if not sizes or not isinstance(fn, MultivariateNormal):
+        return {}
+    eps = whiten(fn.loc, fn.scale_tril, site["value"])
+    log_scale = fn.scale_tril.diagonal(dim1=-2, dim2=-1).log()
+    log_q = -0.5 * eps.square() - log_scale - 0.5 * math.log(2 * math.pi)
+    parts = (x.sum(-1) for x in log_q.split(list(sizes.values()), -1))
+    scaled = (scale_and_mask(x, site["scale"], site["mask"]).sum() for x in parts)
+    return dict(zip(sizes, scaled, strict=True))
 
 
 def _own_density(site: Any, analytic: bool) -> Tensor:
