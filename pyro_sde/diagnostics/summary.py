@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..distributions.wrapping import unwrap
 from ..infer import ElboTerms, PathTerms
 from .explosion import ExplosionWarning, explosion
 from .parts import elbo_parts
+from .table import table
 
 __all__ = ["SiteSummary", "Summary", "summarise"]
 
@@ -93,10 +94,10 @@ class Summary:
 
     def _tables(self) -> Iterable[str]:
         head = ["site", "role", "distribution", "batch", "event", "steps", "from", "to", "dt"]
-        yield _table(self.name, head, [self._site(s) for s in self.sites])
+        yield table(self.name, head, [self._site(s) for s in self.sites])
         rows = [[k, str(v), f"{torch.Size(v).numel():,}"] for k, v in self.parameters.items()]
         title = f"{self.total:,} parameters"
-        yield _table(title, ["parameter", "shape", "number"], rows)
+        yield table(title, ["parameter", "shape", "number"], rows)
         rows = []
         for name, kl in self.parts.kl.items():
             path = self.parts.paths.get(name)
@@ -108,7 +109,7 @@ class Summary:
             f"ELBO {self.parts.elbo:.5g} = log likelihood {data:.5g} - KL {kl:.5g}\n"
             f"{self.draws} draws, {self.evaluations} evaluations of controls each"
         )
-        yield _table(title, ["KL of", "nats", "of its start"], rows)
+        yield table(title, ["KL of", "nats", "of its start"], rows)
 
     @staticmethod
     def _site(s: SiteSummary) -> list[str]:
@@ -175,12 +176,3 @@ def _by_time(path: PathTerms, bins: int) -> list[tuple[float, float, float]]:
     nats = torch.zeros(bins, dtype=torch.float64, device=middle.device)
     nats.index_add_(0, index, path.steps.double())
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), nats.tolist(), strict=True))
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
-    text = [
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
-    return "\n".join([title, text[0], "-" * (sum(widths) + 2 * len(widths) - 2), *text[1:]])
