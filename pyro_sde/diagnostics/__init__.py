@@ -1,4 +1,4 @@
-"""Looking at an inference problem: its gradients, its ELBO in parts, a guide at a glance, how right it is."""
+"""Looking at an inference problem: its gradients, its ELBO in parts, a guide, how right it is."""
 
 from .explosion import ExplosionWarning
 from .gradients import GradientVariance, gradient_variance

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .importance_check import ERRORS, MIN_EFFECTIVE, Estimate, ImportanceCheck, SiteCheck
 from .reweighting import smooth_weights
-from .weighted_draws import Problem, draw_guide, draw_prior
+from .weighted_draws import Problem, draw_guide, draw_prior, keep_buffers
 
-__all__ = ["importance"]
+__all__ = ["importance", "importance_line"]
 
 MIN_SAMPLES = 50
 PRIOR_SAMPLES = 10
@@ -85,7 +85,8 @@ def importance(
     """
     if num_samples < MIN_SAMPLES:
         raise ValueError(f"num_samples must be at least {MIN_SAMPLES}: found {num_samples}")
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices=devices), keep_buffers(model, guide):
         problem = Problem.of(model, guide, args, kwargs)
         draws, log_weights, at_once = draw_guide(problem, num_samples, parallel, seconds, progress)
         if len(log_weights) < MIN_SAMPLES:
@@ -94,6 +95,12 @@ def importance(
                 f"{MIN_SAMPLES}: call pyro_sde.diagnostics.importance with more seconds"
             )
         _check_weights(log_weights)
+        for name in problem.deltas:
+            if bool((draws[name] == draws[name][:1]).all()):
+                raise ValueError(
+                    f"the guide has a point at site {name!r} in the place of a density "
+                    "(AutoDelta?), and a point has no importance weight. Use a guide with a density"
+                )
         number = len(log_weights) * (PRIOR_SAMPLES if at_once else 1)
         try:
             prior = draw_prior(problem, number, at_once, seconds, progress)
@@ -125,6 +132,17 @@ def importance(
         draws=draws,
         element_log_weights=log_weights,
     )
+
+
+def importance_line(
+    model: Callable, guide: Callable, args: tuple, kwargs: dict, num_samples: int, seconds: float
+) -> tuple[ImportanceCheck | None, str]:
+    """The check, if it can be made, and the line that says what it found or why it was not made."""
+    try:
+        check = importance(model, guide, *args, num_samples=num_samples, seconds=seconds, **kwargs)
+    except Exception as e:  # a training must not fail because its check did
+        return None, f"importance check: not made, because {str(e) or type(e).__name__}"
+    return check, check.line
 
 
 def _check_weights(log_weights: Tensor) -> None:

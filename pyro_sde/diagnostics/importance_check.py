@@ -17,8 +17,8 @@ SHIFT, RATIO = 0.25, 1.25
 """By how many standard deviations a mean, and by what factor a standard deviation, may be off."""
 ERRORS = 4.0
 """In how many standard errors a difference is believed."""
-MIN_EFFECTIVE = 30.0
-"""Effective draws of the prior without which they cannot show that mass is missed."""
+MIN_EFFECTIVE = 64.0
+"""Effective draws of the prior, with which half of the mass is four standard errors."""
 
 
 class Estimate(NamedTuple):
@@ -132,9 +132,9 @@ class ImportanceCheck:
     @property
     def is_right(self) -> bool:
         """Whether nothing was found that is wrong with the guide."""
-        # Weights that are nearly equal have no tail to speak of: what k-hat says of it is noise.
-        is_even = self.effective > 0.9 * self.num_samples
-        return (self.k_hat < GOOD or is_even) and self.worst is None and not self.misses
+        # Weights that are nearly equal do no harm, though their tail is somewhat heavy.
+        limit = USABLE if self.effective > 0.9 * self.num_samples else GOOD
+        return self.k_hat < limit and self.worst is None and not self.misses
 
     @property
     def verdict(self) -> str:

@@ -14,10 +14,15 @@ from pyro.params.param_store import normalize_param_name
 from ..distributions.wrapping import unwrap
 from ..infer import ElboTerms, PathTerms
 from .explosion import ExplosionWarning, explosion
+from .importance import importance_line
+from .importance_check import ImportanceCheck
 from .parts import elbo_parts
 from .table import table
 
 __all__ = ["SiteSummary", "Summary", "summarise"]
+
+CHECK_SAMPLES, CHECK_SECONDS = 200, 5.0
+"""Draws of the importance check, and how long it may take."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ class Summary:
     """How many draws the parts are averaged over."""
     bins: int
     """Spans of time that the KL of a path is shown in."""
+    importance: ImportanceCheck | None
+    """How right the posterior is; None, if that could not be found out."""
+    importance_line: str
+    """That in one line, or why there is none."""
 
     @property
     def total(self) -> int:
@@ -110,6 +119,7 @@ class Summary:
             f"{self.draws} draws, {self.evaluations} evaluations of controls each"
         )
         yield table(title, ["KL of", "nats", "of its start"], rows)
+        yield self.importance_line
 
     @staticmethod
     def _site(s: SiteSummary) -> list[str]:
@@ -130,6 +140,7 @@ def summarise(guide: Any, args: tuple, kwargs: dict, num_particles: int, bins: i
         with poutine.trace(param_only=True) as capture:
             parts = elbo_parts(guide.model, guide, *args, num_particles=num_particles, **kwargs)
         model_trace, _ = guide.get_traces()
+        check = importance_line(guide.model, guide, args, kwargs, CHECK_SAMPLES, CHECK_SECONDS)
     nodes: dict[str, Any] = dict(capture.trace.nodes)
     parameters = {
         normalize_param_name(name): tuple(site["value"].unconstrained().shape)
@@ -139,7 +150,7 @@ def summarise(guide: Any, args: tuple, kwargs: dict, num_particles: int, bins: i
     message = explosion(parts)
     if message is not None:
         warnings.warn(message, ExplosionWarning, stacklevel=3)
-    return Summary(guide._pyro_name, tuple(sites), parameters, parts, num_particles, bins)
+    return Summary(guide._pyro_name, tuple(sites), parameters, parts, num_particles, bins, *check)
 
 
 def _site(name: str, site: Any) -> SiteSummary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,12 @@ import torch
 from pyro.distributions import Delta
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from ..infer import TraceSDE_ELBO
 
-__all__ = ["Problem", "draw_guide", "draw_prior"]
+__all__ = ["Problem", "draw_guide", "draw_prior", "keep_buffers"]
 
 MAX_PARTICLES = 250
 """The most draws at once."""
@@ -39,6 +40,8 @@ class Problem:
     kwargs: dict
     shapes: dict[str, torch.Size]
     """Of each latent, in a single draw."""
+    deltas: frozenset[str]
+    """Latents that are a Delta in the guide: of another site (AutoNormal), or a point."""
     observed: frozenset[str]
     nesting: int
     """The number of dimensions that plates take."""
@@ -60,6 +63,7 @@ class Problem:
         if not latents:
             raise ValueError("the model has no latent site: there is no posterior to check")
         observed = frozenset(name for name, s in _samples(traces[0]) if s["is_observed"])
+        deltas = frozenset(k for k in latents if _is_delta(traces[1].nodes[k]))
         size = sum(site["value"].numel() for site in sites)
         plate = _common_plate(sites)
         dims = {}
@@ -71,6 +75,7 @@ class Problem:
             args,
             kwargs,
             {name: site["value"].shape for name, site in latents.items()},
+            deltas,
             observed,
             max((-f.dim for f in frames), default=0),
             min(max(MAX_ELEMENTS // size, 1), MAX_PARTICLES),
@@ -153,6 +158,18 @@ def _common_plate(sites: list[Any]) -> Any:
     return max((f for f in first.values() if holds(f)), key=lambda f: f.size, default=None)
 
 
+@contextmanager
+def keep_buffers(*functions: Callable) -> Iterator[None]:
+    """Whatever is run inside, the buffers of those that are modules are as they were."""
+    modules = [m for f in functions if isinstance(m := poutine.unwrap(f), nn.Module)]
+    kept = [(buffer, buffer.clone()) for m in modules for buffer in m.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)
+
+
 @torch.no_grad()
 def draw_guide(
     problem: Problem, number: int, parallel: bool | None, seconds: float | None, progress: bool
@@ -210,20 +227,14 @@ def _draw(problem: Problem, particles: int) -> tuple[dict[str, Tensor], Tensor, 
         if value.numel() != particles * shape.numel():
             raise _NotVectorised(f"site {name!r} has shape {tuple(value.shape)}")
         values[name] = value.detach().reshape(particles, *shape)
-        site: Any = guide_trace.nodes[name]
-        is_point = isinstance(_innermost(site["fn"]), Delta) and particles > 1
-        if is_point and bool((values[name] == values[name][:1]).all()):
-            raise ValueError(
-                f"the guide has a point at site {name!r} in the place of a density (AutoDelta?), "
-                "and a point has no importance weight. Use a guide with a density"
-            )
     return values, log_p - log_q, problem.by_draw(problem.seen(model_trace), particles)
 
 
-def _innermost(fn: Any) -> Any:
+def _is_delta(site: Any) -> bool:
+    fn = site["fn"]
     while type(fn).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
         fn = fn.base_dist
-    return fn
+    return isinstance(fn, Delta)
 
 
 def _check_vectorised(
