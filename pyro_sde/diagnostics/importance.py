@@ -17,7 +17,8 @@ __all__ = ["importance", "importance_line"]
 
 MIN_SAMPLES = 50
 PRIOR_SAMPLES = 10
-"""How many draws of the prior there are for each of the guide, where they are drawn at once."""
+"""How many draws of the prior there are for each of the guide, where they are drawn at once; and
+how many times as many, if that brings enough of them near the data."""
 UNLIKELY = 10.0
 """Nats. That an unbiased estimate is above the evidence by c nats has a probability of at most
 exp(-c), however few of its draws count."""
@@ -75,8 +76,8 @@ def importance(
     :param guide: The guide, of any kind that has a density.
     :param args: Arguments of both.
     :param kwargs: Keyword arguments of both.
-    :param num_samples: How many draws of the guide, at least 50. There are ten times as many of
-        the prior where they are drawn at once, and as many where they are not.
+    :param num_samples: How many draws of the guide, at least 50. There are as many of the prior,
+        and where they are drawn at once ten times as many, or a hundred times if that helps.
     :param parallel: Whether to draw many at once, which the model and the guide must allow; by
         default, where two draws taken alone have the same likelihood.
     :param seconds: The time after which no more draws are begun, for the guide and for the prior;
@@ -104,6 +105,10 @@ def importance(
         number = len(log_weights) * (PRIOR_SAMPLES if at_once else 1)
         try:
             prior = draw_prior(problem, number, at_once, seconds, progress)
+            enough = _effective(prior).min() / MIN_EFFECTIVE
+            if at_once and 1 / PRIOR_SAMPLES < enough < 1:
+                more = (PRIOR_SAMPLES - 1) * number
+                prior = torch.cat([prior, draw_prior(problem, more, True, seconds, progress)])
         except (ValueError, ArithmeticError, RuntimeError):
             prior = torch.zeros(0)  # a prior whose draws the likelihood refuses tells nothing
     n = len(log_weights)
@@ -188,10 +193,11 @@ def _missed(evidence: Tensor, variance: Tensor, prior: Tensor) -> tuple[Estimate
     significant = (t > -torch.special.ndtri(chance)) & (other - evidence > 0.05)
     certain = other - evidence > UNLIKELY + math.log(len(t))
     i = int((certain * UNLIKELY**9 + t).argmax())
-    if not bool(certain[i]) and not math.isfinite(float(t[i])):
+    misses = bool(significant[i] | certain[i])
+    if not misses and not bool(t.isfinite().all()):
         return None, False
     gap = Estimate(float(other[i] - evidence[i]), float((other_variance + variance)[i].sqrt()))
-    return gap, bool(significant[i] | certain[i])
+    return gap, misses
 
 
 def _site(name: str, draws: Tensor, weights: Tensor, plate_dim: int | None) -> SiteCheck:

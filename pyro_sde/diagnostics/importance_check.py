@@ -106,8 +106,8 @@ class ImportanceCheck:
     """How much each latent site moves under the weights, the worst first."""
     missed: Estimate | None
     """How far the log evidence by draws of the prior is above :attr:`log_evidence`, at the element
-    of the plate where that is most significant; None, if so few of them come near the data that
-    they cannot tell."""
+    of the plate where that is most significant; None, if so few of them come near the data (of one
+    element) that they cannot tell."""
     misses: bool
     """Whether that is significant: there are parts of the posterior where the guide does not go."""
     plate: str | None
@@ -141,7 +141,7 @@ class ImportanceCheck:
         """One clause that says how right the posterior is."""
         if self.misses and self.missed is not None:
             return (
-                "the posterior misses a part, by which draws of the prior find the log evidence "
+                "the posterior misses a part: by draws of the prior the log evidence is "
                 f"{self.missed} higher"
             )
         if self.is_right:

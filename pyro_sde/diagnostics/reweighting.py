@@ -75,8 +75,8 @@ def reweight(
         >>> pyro.set_rng_seed(0)
         >>> result = importance(model, guide, num_samples=4000)
         >>> x = reweight(result.draws, result)["x"]
-        >>> f"{x.mean():.2f} {x.std():.2f}"
-        '1.00 0.70'
+        >>> bool(abs(x.mean() - 1.0) < 0.05 and abs(x.std() - 0.71) < 0.05)
+        True
 
     :param draws: Tensors by site, of shape ``(num_samples, ...)``: those of the check, or others
         that belong to the same weights.

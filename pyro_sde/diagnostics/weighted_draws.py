@@ -20,9 +20,9 @@ from ..infer import TraceSDE_ELBO
 
 __all__ = ["Problem", "draw_guide", "draw_prior", "keep_buffers"]
 
-MAX_PARTICLES = 250
+MAX_PARTICLES = 1000
 """The most draws at once."""
-MAX_ELEMENTS = 2**22
+MAX_ELEMENTS = 2**20
 """The most elements of all sites of the draws at once."""
 
 

@@ -121,7 +121,7 @@ def test_plates(shared):
 def test_an_encoder():
     def model(times, values):
         with pyro.plate("series", len(times)):
-            z = pyro.sample("z", BrownianMotion(1.0, STEPS.float(), torch.zeros(1)))
+            z = pyro.sample("z", BrownianMotion(1.0, STEPS, torch.zeros(1)))
             pyro.sample("y", dist.Normal(z[..., -1, 0], 1.0), obs=values[:, 0, 0])
 
     y = torch.tensor([0.5, -0.5, 1.0])

