@@ -16,6 +16,8 @@ from .weighted_draws import Problem, draw_guide, draw_prior, keep_buffers
 __all__ = ["importance", "importance_line"]
 
 MIN_SAMPLES = 50
+MAX_ELEMENTS = 2**24
+"""The most elements of all draws that a check keeps that nobody has asked for."""
 PRIOR_SAMPLES = 10
 """How many draws of the prior there are for each of the guide, where they are drawn at once; and
 how many times as many, if that brings enough of them near the data."""
@@ -24,7 +26,6 @@ UNLIKELY = 10.0
 exp(-c), however few of its draws count."""
 
 
-@torch.no_grad()
 def importance(
     model: Callable,
     guide: Callable,
@@ -84,11 +85,32 @@ def importance(
         if fewer than 50 have been made, that is an error.
     :param progress: Whether to show a bar.
     """
+    return _importance(model, guide, args, kwargs, num_samples, parallel, seconds, progress)
+
+
+@torch.no_grad()
+def _importance(
+    model: Callable,
+    guide: Callable,
+    args: tuple,
+    kwargs: dict,
+    num_samples: int,
+    parallel: bool | None = None,
+    seconds: float | None = None,
+    progress: bool = False,
+    max_elements: float = math.inf,
+) -> ImportanceCheck:
     if num_samples < MIN_SAMPLES:
         raise ValueError(f"num_samples must be at least {MIN_SAMPLES}: found {num_samples}")
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices), keep_buffers(model, guide):
         problem = Problem.of(model, guide, args, kwargs)
+        size = sum(shape.numel() for shape in problem.shapes.values())
+        if size * num_samples > max_elements:
+            raise RuntimeError(
+                f"{num_samples} draws of {size:,} numbers are much to keep: call "
+                "pyro_sde.diagnostics.importance, which has no limit"
+            )
         draws, log_weights, at_once = draw_guide(problem, num_samples, parallel, seconds, progress)
         if len(log_weights) < MIN_SAMPLES:
             raise RuntimeError(
@@ -102,11 +124,12 @@ def importance(
                     f"the guide has a point at site {name!r} in the place of a density "
                     "(AutoDelta?), and a point has no importance weight. Use a guide with a density"
                 )
-        number = len(log_weights) * (PRIOR_SAMPLES if at_once else 1)
+        is_cheap = at_once and problem.chunk >= MIN_SAMPLES
+        number = len(log_weights) * (PRIOR_SAMPLES if is_cheap else 1)
         try:
             prior = draw_prior(problem, number, at_once, seconds, progress)
             enough = _effective(prior).min() / MIN_EFFECTIVE
-            if at_once and 1 / PRIOR_SAMPLES < enough < 1:
+            if is_cheap and 1 / PRIOR_SAMPLES < enough < 1:
                 more = (PRIOR_SAMPLES - 1) * number
                 prior = torch.cat([prior, draw_prior(problem, more, True, seconds, progress)])
         except (ValueError, ArithmeticError, RuntimeError):
@@ -144,8 +167,10 @@ def importance_line(
 ) -> tuple[ImportanceCheck | None, str]:
     """The check, if it can be made, and the line that says what it found or why it was not made."""
     try:
-        check = importance(model, guide, *args, num_samples=num_samples, seconds=seconds, **kwargs)
-    except Exception as e:  # a training must not fail because its check did
+        check = _importance(
+            model, guide, args, kwargs, num_samples, seconds=seconds, max_elements=MAX_ELEMENTS
+        )
+    except (Exception, KeyboardInterrupt) as e:  # a training must not fail because its check did
         return None, f"importance check: not made, because {str(e) or type(e).__name__}"
     return check, check.line
 

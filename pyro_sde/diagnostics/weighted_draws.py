@@ -26,7 +26,7 @@ MAX_ELEMENTS = 2**20
 """The most elements of all sites of the draws at once."""
 
 
-class _NotVectorised(Exception):
+class _NotVectorised(RuntimeError):
     """Draws at once are not what draws one by one are."""
 
 

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoDelta
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 from pyro_sde import fit
 
@@ -42,6 +42,30 @@ def test_a_check_that_fails_is_said(capsys):
     history = fit(model, AutoDelta(model), steps=1, elbo=Trace_ELBO())
     assert history.importance is None
     assert "not made, because the guide has a point at site 'x'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [(KeyboardInterrupt(), "KeyboardInterrupt"), (IndexError("no row 7"), "no row 7")],
+)
+def test_whatever_is_raised_the_history_is_returned(problem, message, capsys, monkeypatch):
+    model, guide, elbo = make("functional")
+
+    def fail(*_):
+        raise problem
+
+    monkeypatch.setattr("pyro_sde.diagnostics.weighted_draws.Problem.of", fail)
+    assert fit(model, guide, DATA, steps=2, elbo=elbo).step == [1, 2]
+    assert f"importance check: not made, because {message}" in capsys.readouterr().err
+
+
+def test_draws_that_are_too_large_are_not_kept(capsys):
+    def model():
+        pyro.sample("x", dist.Normal(torch.zeros(20_000), 1.0).to_event(1))
+
+    history = fit(model, AutoNormal(model), steps=1, elbo=Trace_ELBO())
+    assert history.importance is None
+    assert "1000 draws of 20,000 numbers are much to keep" in capsys.readouterr().err
 
 
 def test_a_model_that_is_slow_is_not_waited_for(capsys, monkeypatch):
