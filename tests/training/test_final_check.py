@@ -15,7 +15,9 @@ from .models import DATA, assert_identical, make, values
 
 
 @pytest.mark.parametrize("kind", ["functional", "modular"])
-def test_a_check_at_the_end_that_changes_nothing(kind, capsys):
+def test_a_check_at_the_end_that_changes_nothing(kind, capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules[fit.__module__], "CHECK_SECONDS", 1e6)
+    monkeypatch.setattr(sys.modules[fit.__module__], "CHECK_SAMPLES", 100)
     model, guide, elbo = make(kind)
     fit(model, guide, DATA, steps=3, elbo=elbo, seed=1, progress=False)
     expected, state = values(model), torch.get_rng_state()
@@ -25,7 +27,7 @@ def test_a_check_at_the_end_that_changes_nothing(kind, capsys):
     assert_identical(values(model), expected)
     assert torch.equal(torch.get_rng_state(), state)
     assert history.importance.line in capsys.readouterr().err
-    assert history.importance.num_samples == 1000
+    assert history.importance.num_samples == 100
 
 
 def test_mini_batches_are_not_checked(capsys):
