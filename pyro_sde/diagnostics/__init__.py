@@ -1,14 +1,22 @@
-"""Looking at an inference problem: its gradients, its ELBO in parts, a guide at a glance."""
+"""Looking at an inference problem: its gradients, its ELBO in parts, a guide, how right it is."""
 
 from .explosion import ExplosionWarning
 from .gradients import GradientVariance, gradient_variance
+from .importance import importance
+from .importance_check import Estimate, ImportanceCheck, SiteCheck
 from .parts import elbo_parts
+from .reweighting import reweight
 from .summary import Summary
 
 __all__ = [
+    "Estimate",
     "ExplosionWarning",
     "GradientVariance",
+    "ImportanceCheck",
+    "SiteCheck",
     "Summary",
     "elbo_parts",
     "gradient_variance",
+    "importance",
+    "reweight",
 ]

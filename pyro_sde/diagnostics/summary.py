@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,15 @@ from pyro.params.param_store import normalize_param_name
 from ..distributions.wrapping import unwrap
 from ..infer import ElboTerms, PathTerms
 from .explosion import ExplosionWarning, explosion
+from .importance import importance_line
+from .importance_check import ImportanceCheck
 from .parts import elbo_parts
+from .table import table
 
 __all__ = ["SiteSummary", "Summary", "summarise"]
+
+CHECK_SAMPLES, CHECK_SECONDS = 200, 5.0
+"""Draws of the importance check, and how long it may take."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,10 @@ class Summary:
     """How many draws the parts are averaged over."""
     bins: int
     """Spans of time that the KL of a path is shown in."""
+    importance: ImportanceCheck | None
+    """How right the posterior is; None, if that could not be found out."""
+    importance_line: str
+    """That in one line, or why there is none."""
 
     @property
     def total(self) -> int:
@@ -93,10 +103,10 @@ class Summary:
 
     def _tables(self) -> Iterable[str]:
         head = ["site", "role", "distribution", "batch", "event", "steps", "from", "to", "dt"]
-        yield _table(self.name, head, [self._site(s) for s in self.sites])
+        yield table(self.name, head, [self._site(s) for s in self.sites])
         rows = [[k, str(v), f"{torch.Size(v).numel():,}"] for k, v in self.parameters.items()]
         title = f"{self.total:,} parameters"
-        yield _table(title, ["parameter", "shape", "number"], rows)
+        yield table(title, ["parameter", "shape", "number"], rows)
         rows = []
         for name, kl in self.parts.kl.items():
             path = self.parts.paths.get(name)
@@ -108,7 +118,8 @@ class Summary:
             f"ELBO {self.parts.elbo:.5g} = log likelihood {data:.5g} - KL {kl:.5g}\n"
             f"{self.draws} draws, {self.evaluations} evaluations of controls each"
         )
-        yield _table(title, ["KL of", "nats", "of its start"], rows)
+        yield table(title, ["KL of", "nats", "of its start"], rows)
+        yield self.importance_line
 
     @staticmethod
     def _site(s: SiteSummary) -> list[str]:
@@ -129,6 +140,7 @@ def summarise(guide: Any, args: tuple, kwargs: dict, num_particles: int, bins: i
         with poutine.trace(param_only=True) as capture:
             parts = elbo_parts(guide.model, guide, *args, num_particles=num_particles, **kwargs)
         model_trace, _ = guide.get_traces()
+        check = importance_line(guide.model, guide, args, kwargs, CHECK_SAMPLES, CHECK_SECONDS)
     nodes: dict[str, Any] = dict(capture.trace.nodes)
     parameters = {
         normalize_param_name(name): tuple(site["value"].unconstrained().shape)
@@ -138,7 +150,7 @@ def summarise(guide: Any, args: tuple, kwargs: dict, num_particles: int, bins: i
     message = explosion(parts)
     if message is not None:
         warnings.warn(message, ExplosionWarning, stacklevel=3)
-    return Summary(guide._pyro_name, tuple(sites), parameters, parts, num_particles, bins)
+    return Summary(guide._pyro_name, tuple(sites), parameters, parts, num_particles, bins, *check)
 
 
 def _site(name: str, site: Any) -> SiteSummary:
@@ -175,12 +187,3 @@ def _by_time(path: PathTerms, bins: int) -> list[tuple[float, float, float]]:
     nats = torch.zeros(bins, dtype=torch.float64, device=middle.device)
     nats.index_add_(0, index, path.steps.double())
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), nats.tolist(), strict=True))
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
-    text = [
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    ]
-    return "\n".join([title, text[0], "-" * (sum(widths) + 2 * len(widths) - 2), *text[1:]])

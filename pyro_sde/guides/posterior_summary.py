@@ -56,7 +56,8 @@ class PosteriorSummaryMixin:
         return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
 
     def summary(self, *args: Any, num_particles: int = 10, bins: int = 4, **kwargs: Any) -> Summary:
-        """Sites, grids, parameters, and the KL by site and by time, to be printed.
+        """Sites, grids, parameters, the KL by site and by time, and a line that says how right the
+        posterior is (see :func:`~pyro_sde.diagnostics.importance`), to be printed.
 
         Nothing is changed, the random state neither. A KL that has exploded is warned of.
 

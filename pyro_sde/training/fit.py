@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from tqdm.auto import tqdm
 
+from ..diagnostics import ImportanceCheck
+from ..diagnostics.importance import importance_line
 from ..infer import TraceSDE_ELBO, kl_weight
 from .batches import Batches
 from .history import History
@@ -21,6 +24,9 @@ from .loop import Training
 from .schedules import make_schedule
 
 __all__ = ["fit"]
+
+CHECK_SAMPLES, CHECK_SECONDS = 1000, 5.0
+"""Draws of the importance check at the end, and how long it may take."""
 
 
 def fit(
@@ -113,7 +119,8 @@ def fit(
     :param resume: Go on from ``checkpoint``, if there is one.
     :param seed: Of all random numbers, and of the order of batches; the seed of torch for that, if
         not given.
-    :param progress: Whether to show a bar.
+    :param progress: Whether to show a bar, and at the end a line that says how right the posterior
+        is; see :func:`~pyro_sde.diagnostics.importance`. That takes some seconds at most.
     """
     batches = Batches(data, batch_size)
     if (steps is None) == (epochs is None):
@@ -214,7 +221,21 @@ def _run(
     if training.step < total:
         history.stopped = "interrupted" if interrupt.came else "patience"
     training.go_to_best()
+    if progress and history.stopped != "interrupted":
+        history.importance, line = _check(training)
+        tqdm.write(line, file=sys.stderr)
     return history
+
+
+def _check(training: Training) -> tuple[ImportanceCheck | None, str]:
+    """How right the posterior is, and a line about it."""
+    if training.batches.size is not None:
+        why = "the evidence of a mini-batch is not that of the data"
+        return None, f"importance check: not made, because {why}"
+    args, kwargs = training.batches(0)
+    return importance_line(
+        training.model, training.guide, args, kwargs, CHECK_SAMPLES, CHECK_SECONDS
+    )
 
 
 def _is_out_of_patience(history: History, patience: int | None) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..diagnostics import ImportanceCheck
+
 __all__ = ["History"]
 
 _COLUMNS = ("step", "elbo", "kl", "log_likelihood", "lr")
@@ -44,6 +46,8 @@ class History:
     """Step and ELBO of each validation."""
     stopped: str = ""
     """Why training ended: ``"steps"``, ``"patience"`` or ``"interrupted"``."""
+    importance: ImportanceCheck | None = field(default=None, compare=False)
+    """How right the posterior is; None without ``progress``, or where that is not known."""
 
     @property
     def best(self) -> tuple[int, float] | None:

@@ -132,3 +132,13 @@ def test_healthy_ones_are_silent():
         runaway(1.0, 10.0).summary(torch.tensor(1.0))
         runaway(1e-3, 100.0).summary(torch.tensor(1e6))
         shaken(mixed, Y).summary()
+
+
+def test_a_line_says_how_right_it_is():
+    found = shaken(simple, Y).summary()
+    assert found.importance.num_samples == 200
+    assert str(found).endswith(f"\n\n{found.importance.line}")
+    assert found.importance.line.startswith("importance check: log evidence ")
+    part = shaken(series, SERIES, 2, name="part").summary()
+    assert part.importance is None
+    assert "not made, because site" in part.importance_line and "draws 2 of 4" in str(part)
