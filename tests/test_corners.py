@@ -1,5 +1,7 @@
 """Ways through the library that no law, model or example takes."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -27,7 +29,7 @@ from .guides.models import GRID, Y, simple
 
 
 def test_a_geometric_motion_from_any_positive_start():
-    """The density is that of the start times log-normal steps; its guide starts at N(0, 1)."""
+    """The density is that of the start times log-normal steps; its guide starts at its mean."""
     start = dist.Gamma(2.0 * torch.ones(1), 3.0).to_event(1)
     path = GeometricBrownianMotion(0.4, TIMES, start, drift=0.1)
     x = path.sample((3,))
@@ -42,7 +44,9 @@ def test_a_geometric_motion_from_any_positive_start():
     guide = AutoSDE(model)
     guide()
     q = unwrap(guide.trace.nodes["x"]["fn"]).path.initial.base_dist
-    assert q.loc.item() == 0 and q.scale.item() == 1
+    mean, sd = 2 / 3, math.sqrt(2) / 3  # of the Gamma, and the logarithm to first order
+    assert q.loc.item() == pytest.approx(math.log(mean))
+    assert q.scale.item() == pytest.approx(math.log1p(sd / mean))
 
 
 def test_whole_numbers_are_times_and_states():
@@ -120,13 +124,13 @@ def test_a_mini_batch_of_another_size_than_its_paths():
 
 def test_a_value_that_the_user_put_into_the_store_is_the_guide_s():
     guide = AutoSDE(simple).setup(Y)
-    name = "AutoSDE.paths.z.shift"
-    pyro.get_param_store()[name] = torch.tensor([3.0])
+    name = "AutoSDE.paths.z.start.values"
+    pyro.get_param_store()[name] = torch.tensor([3.0, 0.0])
     guide(Y)
-    assert guide.paths.z.shift.item() == 3.0
+    assert guide.paths.z.start.values[0].item() == 3.0
     svi = pyro.infer.SVI(simple, guide, pyro.optim.Adam({"lr": 0.1}), TraceSDE_ELBO())
     svi.step(Y)
-    assert guide.paths.z.shift.item() == pyro.param(name).item() != 3.0
+    assert guide.paths.z.start.values[0].item() == pyro.param(name)[0].item() != 3.0
 
 
 def test_a_control_with_a_place_for_a_module_that_is_not_there():

@@ -17,6 +17,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
+from .._checks import broadcast_shapes
 from .._sharing import check_shared
 from ..distributions.wrapping import WrappedPath, unwrap
 from .amortisation import EncodingCache, end_of_data
@@ -168,7 +169,10 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         if self.path_sites:
             return self
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
-            trace = poutine.trace(self.model).get_trace(*args, **kwargs)
+            with torch.random.fork_rng(devices=[]):
+                # The same units of the latents for the same model, whatever the seed.
+                torch.manual_seed(0)
+                trace = poutine.trace(self.model).get_trace(*args, **kwargs)
             latents = latent_sites(trace)
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
@@ -271,7 +275,11 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
                 msg["fn"] = site["fn"]
             msg["value"], msg["done"] = site["value"], True
         elif name in self.path_sites:
-            super()._pyro_sample(msg)
+            prior = msg["infer"]["prior"] = msg["fn"]
+            posterior = self.get_posterior(name, prior)
+            # Latents that it reads may have particles where the prior has none.
+            shape = broadcast_shapes(posterior.batch_shape, prior.batch_shape)
+            msg["fn"] = posterior if posterior.batch_shape == shape else posterior.expand(shape)
 
     def get_posterior(self, name: str, prior: Any) -> Any:
         wrapped = unwrap(prior)

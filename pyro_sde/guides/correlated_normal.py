@@ -41,11 +41,17 @@ class CorrelatedNormal(AutoMultivariateNormal):
         super().__init__(model, init_loc_fn=begin_at_median, init_scale=init_scale)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
+        # The same units for the same model: parameters that are loaded are measured in them.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            super()._setup_prototype(*args, **kwargs)
+
+    def _init_loc(self) -> Tensor:
+        start = super()._init_loc()
         sites = [site for _, site in self.prototype_trace.iter_stochastic_nodes()]
-        self.register_buffer("start", self.loc.detach().clone())
-        self.register_buffer("unit", torch.cat([_spread(site) for site in sites]).to(self.loc))
-        self.loc.data.zero_()
+        self.register_buffer("start", start)
+        self.register_buffer("unit", torch.cat([_spread(site) for site in sites]).to(start))
+        return torch.zeros_like(start)
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         tril = (self.unit * self.scale).unsqueeze(-1) * self.scale_tril

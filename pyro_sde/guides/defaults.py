@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyro.infer.autoguide import AutoContinuous, AutoNormal
-from torch import nn
+from torch import Tensor, nn
 
 from ..distributions import ODEPath
 from ..distributions.wrapping import WrappedPath
@@ -62,11 +62,13 @@ def default_guide(latents: Mapping[str, Any]) -> Callable[..., Any]:
     are few; it starts at the medians of the priors."""
     sites = list(latents.values())
     frames = [frame for site in sites for frame in site["cond_indep_stack"]]
-    # One law for all has one scale and one mask.
+    # One law for all has one scale and one mask, for all elements of a plate.
+    weights = [(site["scale"], site["mask"]) for site in sites]
     is_correlated = (
         sum(site["value"].numel() for site in sites) <= MAX_CORRELATED
         and all(frame.full_size in (None, frame.size) for frame in frames)
-        and all(alike(s[key], sites[0][key]) for s in sites for key in ("scale", "mask"))
+        and not any(isinstance(x, Tensor) and x.dim() for pair in weights for x in pair)
+        and all(alike(a, b) for pair in weights for a, b in zip(pair, weights[0], strict=True))
     )
     if is_correlated:
         return CorrelatedNormal

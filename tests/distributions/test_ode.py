@@ -73,8 +73,8 @@ def test_posterior_of_the_start(ELBO, estimator):
     factor = ODEPath(decay, torch.ones(2), TIMES).sample()[-1]
     precision = 1 + factor**2 / 0.09
     with torch.no_grad():
-        guide.paths.z.shift.copy_(factor * y / 0.09 / precision)
-        guide.paths.z.log_scale.copy_(-0.5 * precision.log())
+        shift, log_scale = factor * y / 0.09 / precision, -0.5 * precision.log()
+        guide.paths.z.start.values.copy_(torch.cat([shift, log_scale, torch.zeros(1)]))
     evidence = dist.Normal(0.0, (factor**2 + 0.09).sqrt()).log_prob(y).sum()
     losses = torch.stack(
         [ELBO(path_estimator=estimator).differentiable_loss(model, guide, y) for _ in range(200)]

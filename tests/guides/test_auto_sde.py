@@ -138,9 +138,9 @@ def test_subsampled_training_reaches_every_series():
         svi.step(SERIES, batch=2)
     moved = guide.paths.z.embedding.detach().abs().sum(-1)
     assert moved.shape == (4,) and (moved > 0).all()
-    assert guide.paths.z.shift.shape == (4, 1)
+    assert guide.paths.z.start.values.shape == (4, 2)
     shared = AutoSDE(series, name="shared", amortized_plates=("series",)).setup(SERIES)
-    assert shared.paths.z.shift.shape == (1, 1) and not shared.paths.z.has_embedding
+    assert shared.paths.z.start.values.shape == (1, 2) and not shared.paths.z.has_embedding
 
 
 def test_the_rest_guide_and_the_model_share_their_draws():

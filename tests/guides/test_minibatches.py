@@ -34,7 +34,9 @@ def data():
 
 @pytest.fixture
 def guide(data):
-    guide = AutoSDE(model, encoder=GRUEncoder(1, hidden=8, context=3)).setup(*data)
+    guide = AutoSDE(model, contraction=None, encoder=GRUEncoder(1, hidden=8, context=3)).setup(
+        *data
+    )
     for p in guide.parameters():
         p.data.normal_()
     return guide
@@ -75,7 +77,7 @@ def test_a_forecast_is_of_all_series(data):
             pyro.sample("y", x, obs=None if values is None else values[i])
 
     data_without_nan = (data[0], data[1].nan_to_num())
-    guide = AutoSDE(model, encoder=GRUEncoder(1, hidden=8, context=3))
+    guide = AutoSDE(model, contraction=None, encoder=GRUEncoder(1, hidden=8, context=3))
     new = torch.tensor([1.0, 2.0])
     predicted = forecast(model, guide, (*data_without_nan, True), new, 3)
     assert predicted.samples.shape == (3, S, 2, 1)

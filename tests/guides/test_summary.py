@@ -129,6 +129,7 @@ def test_healthy_ones_are_silent():
     """A strong push that the data pay for, and a weak one that they do not."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the paths .* are on one grid")
         runaway(1.0, 10.0).summary(torch.tensor(1.0))
         runaway(1e-3, 100.0).summary(torch.tensor(1e6))
         shaken(mixed, Y).summary()
