@@ -219,7 +219,6 @@ class Task:
         fits = (
             isinstance(control, GridNetwork)
             and self.contraction is (True if control.contraction else None)
-            and control.contraction != "full"
             and control.fits(z0)
             and not torch.is_autocast_enabled(z0.device.type)
             and not inside_func()

@@ -44,16 +44,21 @@ def _terms(
     if wanted[1]:
         terms.append(ratio.martingale(w, contraction, eps))
     if wanted[2]:
-        terms.append(ratio.stopped(w, contraction, eps))
-        if grads is not None:
-            terms.append(_through_state(w, contraction, eps))
+        slopes = (None, None) if grads is None else ratio.slopes(contraction, eps)
+        terms.append(ratio.stopped(w, contraction, eps, by_w=slopes[0]))
+        if slopes[0] is not None:
+            terms.append(_through_state(w, contraction, *slopes))
     return terms
 
 
-def _through_state(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
+def _through_state(
+    w: Tensor, contraction: Tensor | None, by_w: Tensor, by_contraction: Tensor | None
+) -> Tensor:
     """What the stopped ratio owes to the state before the step, to be differentiated with respect
-    to that state alone."""
-    by_w, by_contraction = ratio.slopes(contraction, eps)
+    to that state alone.
+
+    :param by_w: The :func:`~pyro_sde.simulation.ratio.slopes`.
+    """
     total = (by_w * w).sum(-1)
     if contraction is None or by_contraction is None:
         return total

@@ -34,21 +34,23 @@ def draw_fused(simulator: Simulator, task: Task, noise: Tensor, compile: bool = 
     )
     scale = linear.scale.detach() if task.validate else None
     if control.contraction:
-        ratio = ratio_from_outputs(run.out, run.out_of_states, task.root, noise)
+        ratio = ratio_from_outputs(run.out, run.out_of_states, task.root, noise, control)
         if scale is not None:
-            c = run.out[..., d:].detach().exp()
+            c = run.out[..., d : 2 * d].detach().exp()
             scale = pad_after_time(scale, c.dim()) * c
     else:
         ratio = ratio_from_sums(run.squares, run.products, run.products_of_states, task.root)
     return Draw(value, noise, simulator, ratio, scale=scale)
 
 
-def ratio_from_outputs(out: Tensor, out_of_states: Tensor, root: Tensor, noise: Tensor) -> LogRatio:
-    """From the outputs (u, log c) of a control, and these as functions of the states alone, to the
+def ratio_from_outputs(
+    out: Tensor, out_of_states: Tensor, root: Tensor, noise: Tensor, control: GridNetwork
+) -> LogRatio:
+    """From the outputs of a control's network, and these as functions of the states alone, to the
     log ratio of a path with contraction."""
-    (u, log_c), (u_of_states, log_c_of_states) = (x.chunk(2, -1) for x in (out, out_of_states))
-    of_states = root.detach() * u_of_states, log_c_of_states
-    return LogRatio.of_steps(root * u, log_c, noise, of_states=of_states)
+    (u, contraction), (u_of_states, contraction_of_states) = map(control.split, (out, out_of_states))
+    of_states = root.detach() * u_of_states, contraction_of_states
+    return LogRatio.of_steps(root * u, contraction, noise, of_states=of_states)
 
 
 def ratio_from_sums(

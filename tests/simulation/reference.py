@@ -133,8 +133,10 @@ CONTROLS = {
     "apart": (Net(D).double(), lambda m: m, lambda t, z: 0.2 * torch.sin(z + t)),
     "network": (mlp(), lambda m: m, None),
     "network, diagonal": (mlp(contraction=True), lambda m: m, True),
+    "network, full": (mlp(contraction="full"), lambda m: m, True),
     "network that ends": (mlp(), lambda m: _Until(m, END), None),
     "network that ends, diagonal": (mlp(contraction=True), lambda m: _Until(m, END), True),
+    "network that ends, full": (mlp(contraction="full"), lambda m: _Until(m, END), True),
     "steps of a network": (mlp(), ByStep, None),
 }
 
