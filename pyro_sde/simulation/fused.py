@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from .._checks import pad_after_time
 from .._ops.fused import Inputs, Layout, Net, NetLayout, Outputs, fused_path
 from .base import Draw, LinearSteps, Simulator, Task
 from .network import GridNetwork
-from .ratio import LogRatio
+from .ratio import LogRatio, Shift
 
 __all__ = ["Fused", "draw_fused", "ratio_from_outputs", "ratio_from_sums"]
 
@@ -48,9 +50,19 @@ def ratio_from_outputs(
 ) -> LogRatio:
     """From the outputs of a control's network, and these as functions of the states alone, to the
     log ratio of a path with contraction."""
-    (u, contraction), (u_of_states, contraction_of_states) = map(control.split, (out, out_of_states))
-    of_states = root.detach() * u_of_states, contraction_of_states
-    return LogRatio.of_steps(root * u, contraction, noise, of_states=of_states)
+
+    def shift(out: Tensor, root: Tensor) -> Shift:
+        u, contraction = control.split(out)
+        return root * u, contraction
+
+    @functools.cache
+    def ratio() -> LogRatio:  # which a path that is only drawn has no use for
+        of_states = lambda: shift(out_of_states, root.detach())  # noqa: E731
+        return LogRatio.of_steps(*shift(out, root), noise, of_states=of_states)
+
+    return LogRatio(
+        lambda: ratio().kl_by_step(), lambda: ratio().martingale(), lambda: ratio().stopped()
+    )
 
 
 def ratio_from_sums(

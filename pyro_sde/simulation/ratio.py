@@ -126,9 +126,10 @@ def slopes(contraction: Tensor | None, eps: Tensor) -> Shift:
     by_w = solve_transposed(contraction, eps)
     if not is_matrix(contraction, eps):
         return by_w, eps.square() - 1
-    below = (by_w.unsqueeze(-1) * eps.unsqueeze(-2)).tril(-1)
+    by_contraction = (by_w.unsqueeze(-1) * eps.unsqueeze(-2)).tril()
     on_diagonal = by_w * eps * diagonal_of(contraction, eps).exp() - 1
-    return by_w, below + torch.diag_embed(on_diagonal)
+    diagonal_of(by_contraction, eps).copy_(on_diagonal)
+    return by_w, by_contraction
 
 
 class LogRatio:
@@ -155,20 +156,23 @@ class LogRatio:
         contraction: Tensor | None,
         eps: Tensor,
         local: Callable[[Shift], Iterable[Local]] = lambda slopes: (),
-        of_states: Shift | None = None,
+        of_states: Callable[[], Shift] | None = None,
     ) -> LogRatio:
         """From w, the contraction and the noise of every step, time first.
 
         :param local: From the derivatives of log q - log p with respect to w and to the
             contraction to what was computed from the states, for the gradient of ``stopped`` with
             respect to them.
-        :param of_states: In the place of ``local``: see :func:`stopped`.
+        :param of_states: In the place of ``local``: returns what :func:`stopped` has under this
+            name.
         """
 
         def stopped_over_steps() -> Tensor:
             noise = eps.detach()
-            if of_states is not None or not torch.is_grad_enabled():
-                return stopped(w, contraction, noise, of_states).sum(0)
+            if not torch.is_grad_enabled():
+                return stopped(w, contraction, noise).sum(0)
+            if of_states is not None:
+                return stopped(w, contraction, noise, of_states()).sum(0)
             found = slopes(contraction, noise)
             total = stopped(w, contraction, noise, by_w=found[0]).sum(0)
             return total + _through_states(local(found), noise.dim())

@@ -36,7 +36,12 @@ class Triangle(NamedTuple):
         """What the entries are multiplied by in a step with scale S: the noise of their column,
         times the scale of their row."""
         scale = scale.expand(*scale.shape[:-1], eps.shape[-1])
-        return scale.index_select(-1, self.rows) * eps.index_select(-1, self.columns)
+        return _select(scale, self.rows) * _select(eps, self.columns)
+
+
+def _select(x: Tensor, columns: Tensor) -> Tensor:
+    """Columns of ``x``, which take several times as long without one leading dimension."""
+    return x.flatten(0, -2).index_select(-1, columns).unflatten(0, x.shape[:-1])
 
 
 def split_outputs(out: Tensor, d: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -54,7 +59,7 @@ def contracted(out: Tensor, eps: Tensor, triangle: Triangle | None) -> Tensor:
     diagonal = log_c.exp() * eps
     if triangle is None or below is None:
         return diagonal
-    return diagonal + (below * eps.index_select(-1, triangle.columns)) @ triangle.sums
+    return diagonal + (below * _select(eps, triangle.columns)) @ triangle.sums
 
 
 def output_factors(
@@ -74,5 +79,5 @@ def output_factors(
 def spread(x: Tensor, outputs: int, triangle: Triangle | None) -> Tensor:
     """For each output of the control, the entry of ``x`` at the entry of the state it moves."""
     if triangle is not None:
-        return x.index_select(-1, triangle.row_of_output)
+        return _select(x, triangle.row_of_output)
     return x if outputs == x.shape[-1] else torch.cat([x, x], -1)
