@@ -109,7 +109,8 @@ def _stopped_matrix(
     fixed_w, fixed = of_states
     y, by_contraction = slopes(contraction, eps)
     value = value - (y * _zero(xi - fixed_w)).sum(-1)
-    return value if fixed is None else value + (by_contraction * _zero(fixed)).sum((-2, -1))
+    assert fixed is not None and by_contraction is not None
+    return value + (by_contraction * _zero(fixed)).sum((-2, -1))
 
 
 def _zero(x: Tensor) -> Tensor:

@@ -99,9 +99,7 @@ class FusedBackward:
         self.back = [*p.control.weights[1:], last_t.t()]
         self.drift_back = [] if p.drift is None else [*p.drift.weights[1:], p.drift.last]
 
-    def _walk(
-        self, at: slice, grad_z: Tensor, factors: Tensor, hidden: list[Tensor]
-    ) -> _Block:
+    def _walk(self, at: slice, grad_z: Tensor, factors: Tensor, hidden: list[Tensor]) -> _Block:
         """Walk through a block of steps, from the gradient with respect to the state after it.
 
         :param factors: See :func:`~pyro_sde._ops.fused.contraction.output_factors`.
@@ -159,7 +157,8 @@ class FusedBackward:
         drift_derivatives: list[Tensor],
     ) -> _Block:
         p, shared, outputs, triangle = self.p, by.total is by.own, self.outputs, self.triangle
-        decay, factor = per_step_factors(p.decay[at])[::-1], per_step_factors(factors)[::-1]
+        decay = per_step_factors(p.decay[at])[::-1]
+        factor: Any = per_step_factors(factors)[::-1]
         mask = None if p.mask is None else p.mask[at].unbind(0)[::-1]
         back = _layers_back(self.back, derivatives)
         first = _with_columns(p.control.weights[0])
@@ -198,9 +197,7 @@ class FusedBackward:
         deltas = derivatives if shared else _through_layers(grad_out, derivatives, self.back)
         return _Block(found[0], grad_next, grad_out, deltas, drift_derivatives)
 
-    def _compiled(
-        self, at: slice, grad_z: Tensor, factors: Tensor, hidden: list[Tensor]
-    ) -> _Block:
+    def _compiled(self, at: slice, grad_z: Tensor, factors: Tensor, hidden: list[Tensor]) -> _Block:
         grad_z, grad_next, grad_out, *deltas = _compiled_walk(
             grad_z,
             self.grads.at(at),

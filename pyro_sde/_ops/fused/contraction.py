@@ -1,5 +1,5 @@
-"""The outputs of a control that contracts the noise of a step by a lower-triangular matrix C: u, the
-logarithms of C's diagonal and, unless C is diagonal, its entries below that, row by row."""
+"""The outputs of a control that contracts the noise of a step by a lower-triangular matrix C: u,
+the logarithms of C's diagonal and, unless C is diagonal, its entries below that, row by row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Triangle", "contracted", "output_factors", "spread", "split_outputs"]
+__all__ = ["Triangle", "contracted", "output_factors", "split_outputs", "spread"]
 
 
 class Triangle(NamedTuple):
