@@ -13,7 +13,7 @@ from . import ratio
 from .base import Draw, Simulator, Step, Task
 from .checks import check_scale
 from .ratio import LogRatio, Shift
-from .step import compose
+from .step import checkable
 
 __all__ = ["Checkpointed", "recomputed_ratio"]
 
@@ -45,7 +45,7 @@ def _terms(
         terms.append(ratio.martingale(w, contraction, eps))
     if wanted[2]:
         slopes = (None, None) if grads is None else ratio.slopes(contraction, eps)
-        terms.append(ratio.stopped(w, contraction, eps, by_w=slopes[0]))
+        terms.append(ratio.stopped(w, contraction, eps, slopes[0]))
         if slopes[0] is not None:
             terms.append(_through_state(w, contraction, *slopes))
     return terms
@@ -100,7 +100,7 @@ class _Path(Recomputed):
             step = self.step(i, z, eps, next(rows) if known else ())
             z = step.after
             if self.task.validate:
-                scale = compose(step.scale, step.contraction, z)
+                scale = checkable(step.scale, step.contraction, z)
                 check_scale(self.task.target, scale.unsqueeze(0), z.unsqueeze(0), i)
             value.select(-2, i + 1).copy_(z)
             if step.w is not None:

@@ -45,7 +45,7 @@ class Compiled(Simulator):
         states, out, again, scale = (torch.cat(x) for x in zip(*parts, strict=True))
         value = torch.cat([z0.unsqueeze(0), states]).movedim(0, -2)
         if net.contraction:
-            ratio = ratio_from_outputs(out, again, task.root, noise, net)
+            ratio = ratio_from_outputs(out, again, task.root, noise)
         else:
             pairs = ((out, out), (out, noise), (again, noise))
             squares, products, of_states = ((a * b).sum(-1) for a, b in pairs)

@@ -122,12 +122,8 @@ class GridNetwork:
         out = network(z, self.weights, biases, self.last, self.activation)
         if self.active is not None:
             out = torch.where(rows[-1], out, 0.0)
-        u, contraction = self.split(out)
+        u, contraction = split_control(out, z.shape[-1], self.contraction, self.places)
         return u if contraction is None else (u, contraction)
-
-    def split(self, out: Tensor) -> tuple[Tensor, Tensor | None]:
-        """u and the contraction from the output of the network."""
-        return split_control(out, self.weights[0].shape[1], self.contraction, self.places)
 
     @cached_property
     def _rows(self) -> list[tuple[Tensor, ...]]:

@@ -24,7 +24,6 @@ from .step import (
     diagonal_of,
     is_matrix,
     solve_transposed,
-    uncontract,
 )
 
 __all__ = ["Local", "LogRatio", "Shift", "kl", "martingale", "slopes", "stopped"]
@@ -63,54 +62,26 @@ def martingale(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
 
 
 def stopped(
-    w: Tensor,
-    contraction: Tensor | None,
-    eps: Tensor,
-    of_states: Shift | None = None,
-    by_w: Tensor | None = None,
+    w: Tensor, contraction: Tensor | None, eps: Tensor, by_w: Tensor | None = None
 ) -> Tensor:
     """log q - log p with the parameters stopped in the densities. They keep the gradient that they
     have through the displacement xi = w + C eps, which made the path.
 
-    :param of_states: w and the contraction once more, as functions of the states alone, whose
-        gradient then reaches the states; by default constants.
-    :param by_w: The first of the :func:`slopes`, where they are known.
+    The noise of q is C^-1 (xi - w), which in value is eps, so the ratio is
+    1/2 (|xi|^2 - |eps|^2) - log det C. Its derivative with respect to xi is xi - y, with
+    C^T y = eps: no backward pass goes through an inverse.
+
+    :param by_w: y, the first of the :func:`slopes`, where they are known.
     """
-    fixed_w, fixed = of_states or (w.detach(), None)
     if contraction is None:
-        return torch.addcmul(0.5 * w.square(), fixed_w, eps).sum(-1)
-    if is_matrix(contraction, eps):
-        return _stopped_matrix(w, contraction, eps, of_states, by_w)
-    if fixed is None:
-        fixed = contraction.detach()
-    xi = contract(w, contraction, eps)
-    squares = 0.5 * (xi.square() - uncontract(fixed_w, fixed, xi).square())
-    return squares.sum(-1) - fixed.sum(-1)
-
-
-def _stopped_matrix(
-    w: Tensor, contraction: Tensor, eps: Tensor, of_states: Shift | None, by_w: Tensor | None
-) -> Tensor:
-    """:func:`stopped` for a contraction that is a matrix.
-
-    The noise of q is the eps that the displacement was made from, so the value is known without
-    solving for it: 1/2 (|xi|^2 - |eps|^2) - log det C. Its derivative with respect to the noise is
-    in the :func:`slopes`: y = C^-T eps with respect to w, and -y with respect to xi. So terms
-    of value zero give the gradient, with no backward pass through the inverse of a matrix.
-    """
-    xi = contract(w, contraction, eps)
-    log_det = diagonal_of(contraction.detach(), eps).sum(-1)
-    value = 0.5 * (xi.square() - eps.square()).sum(-1) - log_det
+        return torch.addcmul(0.5 * w.square(), w.detach(), eps).sum(-1)
+    fixed, xi = contraction.detach(), contract(w, contraction, eps)
+    squares = xi.square() - eps.square()
+    value = 0.5 * squares.sum(-1) - diagonal_of(fixed, eps).sum(-1)
     if not torch.is_grad_enabled():
         return value
-    if of_states is None:
-        y = solve_transposed(contraction.detach(), eps) if by_w is None else by_w
-        return value - (y * _zero(xi)).sum(-1)
-    fixed_w, fixed = of_states
-    y, by_contraction = slopes(contraction, eps)
-    value = value - (y * _zero(xi - fixed_w)).sum(-1)
-    assert fixed is not None and by_contraction is not None
-    return value + (by_contraction * _zero(fixed)).sum((-2, -1))
+    y = solve_transposed(fixed, eps) if by_w is None else by_w
+    return value - (y * _zero(xi)).sum(-1)
 
 
 def _zero(x: Tensor) -> Tensor:
@@ -157,25 +128,20 @@ class LogRatio:
         contraction: Tensor | None,
         eps: Tensor,
         local: Callable[[Shift], Iterable[Local]] = lambda slopes: (),
-        of_states: Callable[[], Shift] | None = None,
     ) -> LogRatio:
         """From w, the contraction and the noise of every step, time first.
 
         :param local: From the derivatives of log q - log p with respect to w and to the
             contraction to what was computed from the states, for the gradient of ``stopped`` with
             respect to them.
-        :param of_states: In the place of ``local``: returns what :func:`stopped` has under this
-            name.
         """
 
         def stopped_over_steps() -> Tensor:
             noise = eps.detach()
             if not torch.is_grad_enabled():
                 return stopped(w, contraction, noise).sum(0)
-            if of_states is not None:
-                return stopped(w, contraction, noise, of_states()).sum(0)
             found = slopes(contraction, noise)
-            total = stopped(w, contraction, noise, by_w=found[0]).sum(0)
+            total = stopped(w, contraction, noise, found[0]).sum(0)
             return total + _through_states(local(found), noise.dim())
 
         return cls(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "checkable",
     "compose",
     "contract",
     "contraction_between",
@@ -134,6 +135,13 @@ def compose(scale: Tensor, contraction: Tensor | None, z: Tensor) -> Tensor:
     if is_matrix(scale, z):
         return scale @ c if is_matrix(c, z) else scale * c.unsqueeze(-2)
     return scale.unsqueeze(-1) * c if is_matrix(c, z) else scale * c
+
+
+def checkable(scale: Tensor, contraction: Tensor | None, z: Tensor) -> Tensor:
+    """What there is to check of S C: as C is triangular, its diagonal unless S is a matrix."""
+    if contraction is None or is_matrix(scale, z):
+        return compose(scale, contraction, z)
+    return scale * diagonal_of(contraction, z).exp()
 
 
 def contraction_between(scale_q: Tensor, scale_p: Tensor, z: Tensor) -> Tensor:

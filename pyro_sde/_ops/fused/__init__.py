@@ -35,7 +35,20 @@ for a block of steps. Second derivatives are those of the same formulas in ordin
 (:func:`~pyro_sde._ops.fused.forward.plain_path`).
 """
 
+from .contraction import Triangle, contracted, split_outputs
 from .forward import fused_path
 from .inputs import Inputs, Layout, Net, NetLayout, Outputs
+from .stopped import stopped_ratio
 
-__all__ = ["Inputs", "Layout", "Net", "NetLayout", "Outputs", "fused_path"]
+__all__ = [
+    "Inputs",
+    "Layout",
+    "Net",
+    "NetLayout",
+    "Outputs",
+    "Triangle",
+    "contracted",
+    "fused_path",
+    "split_outputs",
+    "stopped_ratio",
+]

@@ -32,11 +32,14 @@ class Triangle(NamedTuple):
         sums = (rows.unsqueeze(-1) == states).to(z.dtype)
         return cls(rows, columns, sums, torch.cat([states, states, rows]))
 
-    def noise(self, scale: Tensor, eps: Tensor) -> Tensor:
-        """What the entries are multiplied by in a step with scale S: the noise of their column,
-        times the scale of their row."""
+    def noise(self, scale: Tensor | None, eps: Tensor) -> Tensor:
+        """What the entries are multiplied by in a step: the noise of their column, times the scale
+        of their row; None is a scale of one."""
+        noise = _select(eps, self.columns)
+        if scale is None:
+            return noise
         scale = scale.expand(*scale.shape[:-1], eps.shape[-1])
-        return _select(scale, self.rows) * _select(eps, self.columns)
+        return noise.mul_(_select(scale, self.rows))
 
 
 def _select(x: Tensor, columns: Tensor) -> Tensor:
@@ -59,18 +62,22 @@ def contracted(out: Tensor, eps: Tensor, triangle: Triangle | None) -> Tensor:
     diagonal = log_c.exp() * eps
     if triangle is None or below is None:
         return diagonal
-    return diagonal + (below * _select(eps, triangle.columns)) @ triangle.sums
+    return diagonal + (below * triangle.noise(None, eps)) @ triangle.sums
 
 
 def output_factors(
-    out: Tensor, eps: Tensor, gain: Tensor, scale: Tensor, triangle: Triangle | None
+    out: Tensor, eps: Tensor, gain: Tensor, scale: Tensor | None, triangle: Triangle | None
 ) -> Tensor:
     """The derivative of the state after a step with respect to each output of the control, which
-    moves one entry of the state."""
+    moves one entry of the state.
+
+    :param scale: None is a scale of one.
+    """
     _, log_c, _ = split_outputs(out, eps.shape[-1])
     if log_c is None:
         return gain
-    factors = [gain.expand_as(eps), scale * log_c.exp() * eps]
+    diagonal = log_c.exp() * eps
+    factors = [gain.expand_as(eps), diagonal if scale is None else scale * diagonal]
     if triangle is not None:
         factors.append(triangle.noise(scale, eps))
     return torch.cat(factors, -1)
