@@ -159,6 +159,7 @@ class FusedBackward:
         p, shared, outputs, triangle = self.p, by.total is by.own, self.outputs, self.triangle
         decay = per_step_factors(p.decay[at])[::-1]
         factor: Any = per_step_factors(factors)[::-1]
+        contracts = p.contracts
         mask = None if p.mask is None else p.mask[at].unbind(0)[::-1]
         back = _layers_back(self.back, derivatives)
         first = _with_columns(p.control.weights[0])
@@ -170,7 +171,7 @@ class FusedBackward:
             drift_back = _layers_back(self.drift_back, drift_derivatives)
         steps = _backwards(self.grads.states[at], by.total)
         for i, (before, (grad_state, grad_o)) in enumerate(zip(befores, steps, strict=True)):
-            if p.contracts:
+            if contracts:
                 delta = torch.addcmul(grad_o, factor[i], spread(after, outputs, triangle))
             else:
                 delta = add_product_(grad_o, factor[i], after)
@@ -188,7 +189,7 @@ class FusedBackward:
                 before.addmm_(delta, drift_first)
             after = before
         grad_next = found[1:]
-        if p.contracts:
+        if contracts:
             grad_out = torch.addcmul(by.own, factors, spread(grad_next, outputs, triangle))
         else:
             grad_out = by.own if shared else by.own.addcmul_(factors, grad_next)
