@@ -8,7 +8,8 @@ falls on all of them; medians of the rounds are compared. What is compiled, comp
 
 The SDE-BNN size is that of sdebnn_step.py. The programs that need jax run in an environment of
 their own, benchmarks/out/jax-venv, which is made the first time. With --growth, how the cost of
-"stl" grows; with --memory, the peak memory of each program.
+"stl" grows; with --memory, the peak memory of each program; with --contraction, what it costs that
+the posterior contracts the noise, by a diagonal or by a lower-triangular matrix.
 
 Run: python benchmarks/elbo_step.py
 """
@@ -32,12 +33,17 @@ from elbo_jax import NAMES, Jax, JaxIsMissing
 from elbo_problem import Problem
 from torch import Tensor
 
+from pyro_sde import MLPControl
+
 OUT = Path(__file__).parent / "out" / "elbo_step.json"
 SIZES = {
     "512x1": Problem(particles=512, dim=1, steps=100, width=200),
     "32x4": Problem(particles=32, dim=4, steps=100, width=64),
     "mocap": Problem(series=16, dim=6, steps=300, width=30, everywhere=True),
 }
+
+CONTRACTED = [(1, "diagonal"), (4, "diagonal"), (4, "full"), (16, "diagonal"), (16, "full")]
+"""Dimensions and contractions of --contraction."""
 
 Timer = Callable[[int], float]
 """From a number of gradients to the seconds of one."""
@@ -112,6 +118,32 @@ def latent_table(size: str, problem: Problem, args: argparse.Namespace, jax: tup
     return {"rows": rows, "losses": losses}
 
 
+def contraction_table(problem: Problem, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """One gradient of "stl" with contraction.
+
+    :param problem: But for its dimension.
+    """
+    timers = {}
+    for dim, kind in CONTRACTED:
+        latent = Latent(dataclasses.replace(problem, dim=dim))
+        width, times = problem.width, problem.times()
+        latent.control = MLPControl(dim, (width, width), times=times, contraction=kind)
+        clear = lambda latent=latent: (pyro.clear_param_store(), latent.zero_grad())  # noqa: E731
+        timers[f"D = {dim}, {kind}"] = timer(latent.ours("stl", contraction=kind), clear)
+    seconds = rounds(timers, args.repeats, args.seconds)
+    size = f"{problem.batch} paths, {problem.steps} steps, width {problem.width}"
+    print(f"\ncontraction: {size}\n\n| contraction | ms | full / diagonal |\n|---|---|---|")
+    found: dict[str, dict[str, float]] = {}
+    for (dim, kind), (name, by_round) in zip(CONTRACTED, seconds.items(), strict=True):
+        found[name] = {"ms": 1000 * statistics.median(by_round)}
+        if kind == "full":
+            pairs = zip(by_round, seconds[f"D = {dim}, diagonal"], strict=True)
+            found[name]["ratio"] = statistics.median(a / b for a, b in pairs)
+        ratio = f"{found[name]['ratio']:.2f}" if kind == "full" else ""
+        print(f"| {name} | {found[name]['ms']:.2f} | {ratio} |", flush=True)
+    return found
+
+
 def main(args: argparse.Namespace) -> dict[str, dict]:
     torch.set_num_threads(args.threads)
     torch.set_default_dtype(torch.float64 if args.double else torch.float32)
@@ -136,6 +168,9 @@ def main(args: argparse.Namespace) -> dict[str, dict]:
         found["sdebnn"] = {"rows": table(title, seconds, sdebnn_step.BARE, sdebnn_step.TUNED)}
     if args.memory:
         found["memory"] = memory(sizes, args.sdebnn if "sdebnn" in args.sizes else None, args)
+    if args.contraction:
+        problem = next(iter(sizes.values()), SIZES["32x4"])
+        found["contraction"] = contraction_table(problem, args)
     if args.growth:
         found["growth"] = growth(args.growth_sizes, args.repeats)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +195,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--growth", action="store_true")
     p.add_argument("--growth-sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     p.add_argument("--memory", action="store_true")
+    p.add_argument("--contraction", action="store_true")
     p.add_argument("--out", type=Path, default=OUT)
     return p.parse_args(argv)
 

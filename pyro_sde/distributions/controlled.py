@@ -131,7 +131,7 @@ class ControlledPath(PathDistribution):
         if self.contraction is not None:
             raise ValueError(
                 "a path with contraction shrinks the noise of the steps of its grid: it is the "
-                "discretisation of no SDE. Build it, or train AutoSDE, with contraction=False"
+                "discretisation of no SDE. Build it, or train AutoSDE, with contraction=None"
             )
         f, g = self.prior.coefficients(t, z)
         return torch.addcmul(f, g, self.evaluate(t, z)[0]), g

@@ -175,7 +175,8 @@ class Joint(nn.Module):
         ...             pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
         >>> data = torch.ones(3, 2), torch.zeros(3)
         >>> model = Net()
-        >>> joint = Joint(model, AutoSDE(model).setup(*data), method="midpoint", dt=0.1)
+        >>> guide = AutoSDE(model, contraction=None).setup(*data)
+        >>> joint = Joint(model, guide, method="midpoint", dt=0.1)
         >>> optim = pyro.optim.Adam({"lr": 1e-2})
         >>> svi = SVI(joint, lambda *args: None, optim, Trace_ELBO())
         >>> svi.step(*data) > 0

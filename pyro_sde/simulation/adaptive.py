@@ -1,15 +1,27 @@
-"""Solving along a Brownian path that is refined where the error asks for it.
+r"""Solving along a Brownian path that is refined where the error asks for it.
 
 The grid, and every interval of it, is bisected until a step and its two halves agree (Gaines and
 Lyons 1997): the times of the steps are decided before the noise between them is looked at any
 closer, and what is rejected is refined, never thrown away, so that there is no bias. All steps
 lie on one tree, hence one path of the noise for every tolerance.
+
+A control without contraction is a drift, and is evaluated at every step. A contraction C acts on
+the noise of a whole interval of the grid, and so does the control beside it. With W the Brownian
+path of the interval, over [0, 1], and eps = W(0, 1), the noise that drives the prior is
+
+.. math:: \tilde W(a, b) = W(a, b) + (b - a)\,(w + C \varepsilon - \varepsilon)
+
+with w = sqrt(dt) u and C both from the state at the start of the interval: over the whole interval
+it is w + C eps, and in between a Brownian bridge. The reason: all observations are at times of the
+grid, and given its states at these times the exact posterior is the bridge of the prior, so that
+the guide has nothing to say in between. As the grid is refined, C tends to the identity and the
+path to that of Girsanov's theorem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +29,7 @@ from torch import Tensor
 
 from .._errors import SolutionError
 from .base import Draw, Law, Simulator, Task
-from .step import displace, is_matrix
+from .step import contract, displace, is_matrix
 from .tolerance import Solve, current_tolerance, tolerance
 
 __all__ = ["Adaptive", "Refined", "adapt", "step_function", "time_at"]
@@ -36,6 +48,21 @@ class Refined:
     value: Tensor
     noise: list[Any]
     """One torchsde.BrownianInterval over [0, 1] for each interval of the grid."""
+    displacements: list[Tensor] = field(default_factory=list)
+    """What contraction adds to the noise of each interval, w + C eps - eps: that of the first
+    solution, so that all others have the same noise. Empty without contraction."""
+
+    def increment(self, i: int, a: float, b: float) -> Tensor:
+        """The increment of the noise of interval ``i`` over a part of it."""
+        w = self.noise[i](a, b)
+        return w + (b - a) * self.displacements[i] if self.displacements else w
+
+    def displace(self, i: int, z: Tensor) -> None:
+        """Fix the noise of interval ``i``, whose first state is ``z``."""
+        u, contraction = self.task.control_at(i, z)
+        eps = self.noise[i](0.0, 1.0)
+        assert u is not None
+        self.displacements.append(contract(self.task.root[i] * u, contraction, eps) - eps)
 
 
 class Adaptive(Simulator):
@@ -56,12 +83,6 @@ class Adaptive(Simulator):
 def _refined_path(task: Task, tol: tolerance) -> Tensor:
     import torchsde
 
-    if task.contraction is not None:
-        raise ValueError(
-            "a path with contraction shrinks the noise of the steps of its grid, and is the "
-            "discretisation of no SDE that could be refined: predict on its grid, without "
-            "tolerance(), or train AutoSDE with contraction=False"
-        )
     z0 = task.z0
     seeds = torch.randint(2**31 - 1, (task.steps,)).tolist()
     noise = [
@@ -87,9 +108,14 @@ def _refined_path(task: Task, tol: tolerance) -> Tensor:
         calls += 1
         return (advance(a, b, state[0]),)
 
+    def count() -> int:
+        return calls + len(refined.displacements)
+
     for i in range(len(noise)):
+        if task.contraction is not None:
+            refined.displace(i, states[-1])
         solve = tol.solves[-1] if i else None
-        (z,) = adapt(step, (states[-1],), refined, tol, lambda: calls, (i, i + 1), solve)
+        (z,) = adapt(step, (states[-1],), refined, tol, count, (i, i + 1), solve)
         states.append(z)
     refined.value = torch.stack(states, -2)
     tol.remember(refined)
@@ -109,8 +135,9 @@ def step_function(refined: Refined) -> Callable[[float, float, Tensor], Tensor]:
     Euler's, of order 1/2: half of what the scale changes by if the state moves by it, times
     eps^2 - 1, entry by entry.
     """
-    task, noise = refined.task, refined.noise
+    task = refined.task
     starts, dts, roots, law = task.t, task.dt, task.root, task.law
+    moved = task.target if task.contraction is None else law
     has_milstein = _scale_depends_on_state(law, starts[0], dts[0], task.z0)
 
     def increment(a: float, b: float) -> Tensor:
@@ -118,7 +145,7 @@ def step_function(refined: Refined) -> Callable[[float, float, Tensor], Tensor]:
         while a < b:
             i = int(a)
             end = min(b, i + 1.0)
-            total = total + roots[i] * noise[i](a - i, end - i)
+            total = total + roots[i] * refined.increment(i, a - i, end - i)
             a = end
         return total
 
@@ -129,7 +156,7 @@ def step_function(refined: Refined) -> Callable[[float, float, Tensor], Tensor]:
     def step(a: float, b: float, z: Tensor) -> Tensor:
         t = start(a)
         dt = start(b) - t
-        mean, scale = task.target.transition(t, dt, z)
+        mean, scale = moved.transition(t, dt, z)
         eps = increment(a, b) / dt.sqrt()
         after = displace(mean, scale, eps)
         if not has_milstein:

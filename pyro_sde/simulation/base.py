@@ -219,7 +219,6 @@ class Task:
         fits = (
             isinstance(control, GridNetwork)
             and self.contraction is (True if control.contraction else None)
-            and control.contraction != "full"
             and control.fits(z0)
             and not torch.is_autocast_enabled(z0.device.type)
             and not inside_func()
@@ -262,11 +261,11 @@ class Task:
 
         return step
 
-    def control_at(self, i: int, z: Tensor) -> Tensor | None:
-        """u at step number ``i``, for messages."""
+    def control_at(self, i: int, z: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """u and the contraction at step number ``i``, where there are such."""
         if self.control is None or self.split is None:
-            return None
-        return self.split(self.control(z, *(x[i] for x in self.control.known)), self.t[i], z)[0]
+            return None, None
+        return self.split(self.control(z, *(x[i] for x in self.control.known)), self.t[i], z)
 
 
 @dataclass
@@ -343,5 +342,6 @@ def simulate(task: Task, noise: Tensor | None = None) -> Draw:
         ) from e
     draw.has_grad = torch.is_grad_enabled()
     if task.validate:
-        check_draw(task.target, draw.value, draw.scale, task.control_at)
+        u_at = lambda i, z: task.control_at(i, z)[0]  # noqa: E731
+        check_draw(task.target, draw.value, draw.scale, u_at)
     return draw

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._ops.common import BLOCK
 from .._ops.recompute import Grads, LocalVjp, Recomputed, run_recomputed
 from . import ratio
 from .base import Draw, Simulator, Step, Task
 from .checks import check_scale
 from .ratio import LogRatio, Shift
-from .step import compose
+from .step import checkable
 
 __all__ = ["Checkpointed", "recomputed_ratio"]
 
@@ -44,20 +45,58 @@ def _terms(
     if wanted[1]:
         terms.append(ratio.martingale(w, contraction, eps))
     if wanted[2]:
-        terms.append(ratio.stopped(w, contraction, eps))
-        if grads is not None:
-            terms.append(_through_state(w, contraction, eps))
+        slopes = (None, None) if grads is None else ratio.slopes(contraction, eps)
+        terms.append(ratio.stopped(w, contraction, eps, slopes[0]))
+        if slopes[0] is not None:
+            terms.append(_through_state(w, contraction, *slopes))
     return terms
 
 
-def _through_state(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
+def _through_state(
+    w: Tensor, contraction: Tensor | None, by_w: Tensor, by_contraction: Tensor | None
+) -> Tensor:
     """What the stopped ratio owes to the state before the step, to be differentiated with respect
-    to that state alone."""
-    by_w, by_contraction = ratio.slopes(contraction, eps)
+    to that state alone.
+
+    :param by_w: The :func:`~pyro_sde.simulation.ratio.slopes`.
+    """
     total = (by_w * w).sum(-1)
     if contraction is None or by_contraction is None:
         return total
     return total + (by_contraction * contraction).flatten(w.dim() - 1).sum(-1)
+
+
+class _Sums:
+    """The terms of the ratio of all steps, from few operations: many steps at once if they are
+    small."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Tensor, Tensor | None, Tensor]] = []
+        self.kls: list[Tensor] = []
+        self.totals: list[Tensor] = []
+
+    def add(self, w: Tensor, contraction: Tensor | None, eps: Tensor) -> None:
+        self.pending.append((w, contraction, eps))
+        numbers = w.numel() if contraction is None else contraction.numel()
+        if len(self.pending) * numbers >= BLOCK:
+            self._sum()
+
+    def _sum(self) -> None:
+        w, contraction, eps = zip(*self.pending, strict=True)
+        whole = None if contraction[0] is None else torch.stack(contraction)
+        kl, *terms = _terms(torch.stack(w), whole, torch.stack(eps))
+        sums = [x.sum(0) for x in terms]
+        if self.kls:
+            sums = [a + b for a, b in zip(self.totals, sums, strict=True)]
+        self.totals = sums
+        self.kls.append(kl)
+        self.pending = []
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The KL of every step, the martingale and the stopped ratio; nothing if there are none."""
+        if self.pending:
+            self._sum()
+        return (torch.cat(self.kls), *self.totals) if self.kls else ()
 
 
 class _Path(Recomputed):
@@ -88,21 +127,18 @@ class _Path(Recomputed):
         z, noise, *known = inputs
         value = z.new_empty((*z.shape[:-1], len(noise) + 1, z.shape[-1]))
         value.select(-2, 0).copy_(z)
-        kls: list[Tensor] = []
-        totals: tuple[Tensor, ...] = ()
+        sums = _Sums()
         rows: Any = zip(*(x.unbind(0) for x in known), strict=True) if known else None
         for i, eps in enumerate(noise.unbind(0)):
             step = self.step(i, z, eps, next(rows) if known else ())
             z = step.after
             if self.task.validate:
-                scale = compose(step.scale, step.contraction, z)
+                scale = checkable(step.scale, step.contraction, z)
                 check_scale(self.task.target, scale.unsqueeze(0), z.unsqueeze(0), i)
             value.select(-2, i + 1).copy_(z)
             if step.w is not None:
-                kl, *terms = _terms(step.w, step.contraction, eps)
-                kls.append(kl)
-                totals = _add(totals, terms)
-        return (value, *((torch.stack(kls), *totals) if kls else ())), (value,)
+                sums.add(step.w, step.contraction, eps)
+        return (value, *sums.outputs()), (value,)
 
     def backward(
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp
@@ -135,10 +171,6 @@ def _at_step(i: int, grads: Grads) -> list[Tensor]:
     return [g[i] if k == 0 else g for k, g in enumerate(grads) if g is not None]
 
 
-def _add(totals: Sequence[Tensor], terms: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(a + b for a, b in zip(totals, terms, strict=True)) if totals else tuple(terms)
-
-
 class _Comparison(Recomputed):
     """From a path that has been drawn, and its noise, to the terms of its log ratio."""
 
@@ -147,13 +179,10 @@ class _Comparison(Recomputed):
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         value, noise = inputs
-        kls: list[Tensor] = []
-        totals: tuple[Tensor, ...] = ()
+        sums = _Sums()
         for i, eps in enumerate(noise.unbind(0)):
-            kl, *terms = _terms(*self.shift(i, value.select(-2, i)), eps)
-            kls.append(kl)
-            totals = _add(totals, terms)
-        return (torch.stack(kls), *totals), ()
+            sums.add(*self.shift(i, value.select(-2, i)), eps)
+        return sums.outputs(), ()
 
     def backward(
         self, inputs: Sequence[Tensor], saved: Sequence[Tensor], grads: Grads, vjp: LocalVjp

@@ -38,8 +38,9 @@ class Compiled(Simulator):
         for at in chunks(task.steps):
             biases = [b[at] for b in net.all_biases]
             mask = None if active is None else active[at]
-            layers = (net.weights, biases, net.last, net.contraction, net.activation, mask)
-            parts.append(_compiled_steps(transition, t[at], dt[at], z, noise[at], *layers))
+            layers = (net.weights, biases, net.last, net.activation)
+            control = (*layers, net.contraction, net.places, mask)
+            parts.append(_compiled_steps(transition, t[at], dt[at], z, noise[at], *control))
             z = parts[-1][0][-1]
         states, out, again, scale = (torch.cat(x) for x in zip(*parts, strict=True))
         value = torch.cat([z0.unsqueeze(0), states]).movedim(0, -2)
@@ -61,8 +62,9 @@ def _steps(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     last: tuple[Tensor, Tensor],
-    contraction: str | None,
     activation: str,
+    contraction: str | None,
+    places: Tensor | None,
     mask: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """The states after a few steps, the outputs of the control, these once more as functions of
@@ -82,14 +84,14 @@ def _steps(
         again = network(z, fixed[0], [b[i] for b in fixed[1]], fixed_last, activation, True)
         if mask is not None:
             out, again = out * mask[i], again * mask[i]
-        u, log_c = split_control(out, z.shape[-1], contraction)
-        step = take_step(z, mean, scale, noise[i], (dt[i].sqrt(), u, log_c))
+        u, c = split_control(out, z.shape[-1], contraction, places)
+        step = take_step(z, mean, scale, noise[i], (dt[i].sqrt(), u, c))
         scale = diagonal_of(scale, z).detach().expand_as(z)
         z = step.after
         states.append(z)
         outs.append(out)
         agains.append(again)
-        scales.append(scale if log_c is None else scale * log_c.detach().exp())
+        scales.append(scale if c is None else scale * diagonal_of(c.detach(), scale).exp())
     return tuple(torch.stack(x) for x in (states, outs, agains, scales))
 
 

@@ -6,10 +6,21 @@ import torch
 from torch import Tensor
 
 from .._checks import pad_after_time
-from .._ops.fused import Inputs, Layout, Net, NetLayout, Outputs, fused_path
+from .._ops.fused import (
+    Inputs,
+    Layout,
+    Net,
+    NetLayout,
+    Outputs,
+    Triangle,
+    contracted,
+    fused_path,
+    split_outputs,
+    stopped_ratio,
+)
 from .base import Draw, LinearSteps, Simulator, Task
 from .network import GridNetwork
-from .ratio import LogRatio
+from .ratio import LogRatio, kl
 
 __all__ = ["Fused", "draw_fused", "ratio_from_outputs", "ratio_from_sums"]
 
@@ -36,7 +47,7 @@ def draw_fused(simulator: Simulator, task: Task, noise: Tensor, compile: bool = 
     if control.contraction:
         ratio = ratio_from_outputs(run.out, run.out_of_states, task.root, noise)
         if scale is not None:
-            c = run.out[..., d:].detach().exp()
+            c = run.out[..., d : 2 * d].detach().exp()
             scale = pad_after_time(scale, c.dim()) * c
     else:
         ratio = ratio_from_sums(run.squares, run.products, run.products_of_states, task.root)
@@ -44,11 +55,26 @@ def draw_fused(simulator: Simulator, task: Task, noise: Tensor, compile: bool = 
 
 
 def ratio_from_outputs(out: Tensor, out_of_states: Tensor, root: Tensor, noise: Tensor) -> LogRatio:
-    """From the outputs (u, log c) of a control, and these as functions of the states alone, to the
-    log ratio of a path with contraction."""
-    (u, log_c), (u_of_states, log_c_of_states) = (x.chunk(2, -1) for x in (out, out_of_states))
-    of_states = root.detach() * u_of_states, log_c_of_states
-    return LogRatio.of_steps(root * u, log_c, noise, of_states=of_states)
+    """From the outputs of a control's network, and these as functions of the states alone, to the
+    log ratio of a path with contraction (:mod:`~pyro_sde.simulation.ratio` has the formulas)."""
+    u, log_c, below = split_outputs(out, noise.shape[-1])
+    triangle = Triangle.of(noise, out.shape[-1])
+    assert log_c is not None
+
+    def squares_below() -> Tensor | float:
+        return 0.0 if below is None else 0.5 * below.square().sum(-1)
+
+    def martingale() -> Tensor:
+        contracts = contracted(out, noise, triangle)
+        squares = contracts.square() - noise.square() - torch.expm1(2 * log_c)
+        total = (root * u * contracts + 0.5 * squares).sum(-1)
+        return (total - squares_below()).sum(0)
+
+    return LogRatio(
+        lambda: kl(root * u, log_c) + squares_below(),
+        martingale,
+        lambda: stopped_ratio(out, out_of_states, root, noise, triangle).sum(0),
+    )
 
 
 def ratio_from_sums(

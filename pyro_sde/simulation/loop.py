@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Draw, Simulator, Step, Task
 from .ratio import Local, LogRatio, Shift
-from .step import compose
+from .step import checkable
 
 __all__ = ["Loop"]
 
@@ -31,7 +31,7 @@ class Loop(Simulator):
         if not task.validate:
             return Draw(value, noise, self, ratio, steps)
         with torch.no_grad():
-            scale = torch.stack([compose(s.scale, s.contraction, s.before) for s in steps])
+            scale = torch.stack([checkable(s.scale, s.contraction, s.before) for s in steps])
         return Draw(value, noise, self, ratio, steps, scale)
 
 

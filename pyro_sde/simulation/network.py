@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 from .._checks import broadcasts_to, pad_after_time
 from .._ops.fused.inputs import context_columns
 from .._ops.fused.layers import ACTIVATIONS
-from .step import triangular
+from .step import triangle_places, triangular
 
 __all__ = ["GridNetwork", "network", "outputs_of", "split_control"]
 
@@ -40,16 +40,19 @@ def network(
     return linear(z, *last)
 
 
-def split_control(out: Tensor, d: int, contraction: Any) -> tuple[Tensor, Tensor | None]:
+def split_control(
+    out: Tensor, d: int, contraction: Any, places: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """u and the contraction, from the output of a control's network for states in R^d.
 
     :param contraction: None; ``"diagonal"``, and the output is u and log c; or ``"full"``, and it
         is u, the logarithms of C's diagonal, and the entries below it, row by row.
+    :param places: See :func:`~pyro_sde.simulation.step.triangular`.
     """
     if contraction is None:
         return out, None
     u, entries = out[..., :d], out[..., d:]
-    return u, entries if contraction == "diagonal" else triangular(entries, d)
+    return u, entries if contraction == "diagonal" else triangular(entries, d, places)
 
 
 def outputs_of(d: int, contraction: Any) -> int:
@@ -101,6 +104,13 @@ class GridNetwork:
                 biases[k] = more + pad_after_time(biases[k], more.dim())
         return biases
 
+    @cached_property
+    def places(self) -> Tensor | None:
+        """Where the entries of a contraction that is a matrix go; None if it is none."""
+        if self.contraction != "full":
+            return None
+        return triangle_places(self.weights[0].shape[1], self.weights[0].device)
+
     @property
     def known(self) -> tuple[Tensor, ...]:
         """What depends on the time of a step but not on its state, time first."""
@@ -112,7 +122,7 @@ class GridNetwork:
         out = network(z, self.weights, biases, self.last, self.activation)
         if self.active is not None:
             out = torch.where(rows[-1], out, 0.0)
-        u, contraction = split_control(out, z.shape[-1], self.contraction)
+        u, contraction = split_control(out, z.shape[-1], self.contraction, self.places)
         return u if contraction is None else (u, contraction)
 
     @cached_property

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from .step import (
     contract,
-    contraction_scale,
     diagonal_of,
     is_matrix,
-    uncontract,
+    solve_transposed,
 )
 
 __all__ = ["Local", "LogRatio", "Shift", "kl", "martingale", "slopes", "stopped"]
@@ -39,10 +38,14 @@ def kl(w: Tensor, contraction: Tensor | None) -> Tensor:
         return 0.5 * w.square().sum(-1)
     if not is_matrix(contraction, w):
         return (0.5 * (w.square() + torch.expm1(2 * contraction)) - contraction).sum(-1)
-    log_diagonal = diagonal_of(contraction, w)
-    diagonal = w.square() + torch.expm1(2 * log_diagonal)
-    below = contraction.tril(-1).square().sum((-2, -1))
-    return 0.5 * (diagonal.sum(-1) + below) - log_diagonal.sum(-1)
+    log_c = diagonal_of(contraction, w)
+    return 0.5 * (w.square().sum(-1) + _excess(contraction, log_c)) - log_c.sum(-1)
+
+
+def _excess(contraction: Tensor, log_c: Tensor) -> Tensor:
+    """|C|_F^2 - D, from a contraction that is a matrix and its diagonal."""
+    diagonal = torch.expm1(2 * log_c) - log_c.square()
+    return diagonal.sum(-1) + contraction.square().sum((-2, -1))
 
 
 def martingale(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
@@ -52,30 +55,38 @@ def martingale(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
     if not is_matrix(contraction, w):
         c, excess = contraction.exp(), torch.expm1(2 * contraction)
         return (w * c * eps + 0.5 * excess * (eps.square() - 1)).sum(-1)
-    c = contraction_scale(contraction, eps)
     contracted = contract(torch.zeros_like(w), contraction, eps)
-    excess = c.square().sum((-2, -1)) - eps.shape[-1]
+    excess = _excess(contraction, diagonal_of(contraction, eps))
     squares = (contracted.square() - eps.square()).sum(-1)
     return (w * contracted).sum(-1) + 0.5 * (squares - excess)
 
 
 def stopped(
-    w: Tensor, contraction: Tensor | None, eps: Tensor, of_states: Shift | None = None
+    w: Tensor, contraction: Tensor | None, eps: Tensor, by_w: Tensor | None = None
 ) -> Tensor:
     """log q - log p with the parameters stopped in the densities. They keep the gradient that they
     have through the displacement xi = w + C eps, which made the path.
 
-    :param of_states: w and the contraction once more, as functions of the states alone, whose
-        gradient then reaches the states; by default constants.
+    The noise of q is C^-1 (xi - w), which in value is eps, so the ratio is
+    1/2 (|xi|^2 - |eps|^2) - log det C. Its derivative with respect to xi is xi - y, with
+    C^T y = eps: no backward pass goes through an inverse.
+
+    :param by_w: y, the first of the :func:`slopes`, where they are known.
     """
-    fixed_w, fixed = of_states or (w.detach(), None)
     if contraction is None:
-        return torch.addcmul(0.5 * w.square(), fixed_w, eps).sum(-1)
-    if fixed is None:
-        fixed = contraction.detach()
-    xi = contract(w, contraction, eps)
-    squares = 0.5 * (xi.square() - uncontract(fixed_w, fixed, xi).square())
-    return squares.sum(-1) - diagonal_of(fixed, eps).sum(-1)
+        return torch.addcmul(0.5 * w.square(), w.detach(), eps).sum(-1)
+    fixed, xi = contraction.detach(), contract(w, contraction, eps)
+    squares = xi.square() - eps.square()
+    value = 0.5 * squares.sum(-1) - diagonal_of(fixed, eps).sum(-1)
+    if not torch.is_grad_enabled():
+        return value
+    y = solve_transposed(fixed, eps) if by_w is None else by_w
+    return value - (y * _zero(xi)).sum(-1)
+
+
+def _zero(x: Tensor) -> Tensor:
+    """Zero in value, ``x`` in gradient."""
+    return x - x.detach()
 
 
 def slopes(contraction: Tensor | None, eps: Tensor) -> Shift:
@@ -84,13 +95,13 @@ def slopes(contraction: Tensor | None, eps: Tensor) -> Shift:
     if contraction is None:
         return eps, None
     contraction = contraction.detach()
+    by_w = solve_transposed(contraction, eps)
     if not is_matrix(contraction, eps):
-        return eps * (-contraction).exp(), eps.square() - 1
-    c = contraction_scale(contraction, eps)
-    by_w = torch.linalg.solve_triangular(c.mT, eps.unsqueeze(-1), upper=True)
-    by_c = (by_w * eps.unsqueeze(-2)).tril()
-    on_diagonal = (by_c * c).diagonal(dim1=-2, dim2=-1) - 1
-    return by_w.squeeze(-1), by_c.tril(-1) + torch.diag_embed(on_diagonal)
+        return by_w, eps.square() - 1
+    by_contraction = (by_w.unsqueeze(-1) * eps.unsqueeze(-2)).tril()
+    on_diagonal = by_w * eps * diagonal_of(contraction, eps).exp() - 1
+    diagonal_of(by_contraction, eps).copy_(on_diagonal)
+    return by_w, by_contraction
 
 
 class LogRatio:
@@ -117,22 +128,21 @@ class LogRatio:
         contraction: Tensor | None,
         eps: Tensor,
         local: Callable[[Shift], Iterable[Local]] = lambda slopes: (),
-        of_states: Shift | None = None,
     ) -> LogRatio:
         """From w, the contraction and the noise of every step, time first.
 
         :param local: From the derivatives of log q - log p with respect to w and to the
             contraction to what was computed from the states, for the gradient of ``stopped`` with
             respect to them.
-        :param of_states: In the place of ``local``: see :func:`stopped`.
         """
 
         def stopped_over_steps() -> Tensor:
             noise = eps.detach()
-            total = stopped(w, contraction, noise, of_states).sum(0)
-            if of_states is not None or not torch.is_grad_enabled():
-                return total
-            return total + _through_states(local(slopes(contraction, noise)), noise.dim())
+            if not torch.is_grad_enabled():
+                return stopped(w, contraction, noise).sum(0)
+            found = slopes(contraction, noise)
+            total = stopped(w, contraction, noise, found[0]).sum(0)
+            return total + _through_states(local(found), noise.dim())
 
         return cls(
             lambda: kl(w, contraction),
@@ -177,11 +187,11 @@ def _through_states(local: Iterable[Local], ndim: int) -> Tensor | float:
         if gradient is None:
             continue
         if z.dim() == ndim:
-            total = total + (gradient * (z - z.detach())).sum((0, -1))
+            total = total + (gradient * _zero(z)).sum((0, -1))
         else:
             single_states.append(z)
             single_gradients.append(gradient)
     if single_states:
         z = torch.stack(single_states)
-        total = total + (torch.stack(single_gradients) * (z - z.detach())).sum((0, -1))
+        total = total + (torch.stack(single_gradients) * _zero(z)).sum((0, -1))
     return total

@@ -9,17 +9,17 @@ and contracts it by C, which is one of
 
 - None: the identity;
 - a vector ``(..., D)``: the logarithms of C's diagonal;
-- a matrix ``(..., D, D)``: below the diagonal the entries of C, on it the logarithms of C's.
+- a matrix ``(..., D, D)``: below the diagonal the entries of C, on it the logarithms of C's, above
+  it zeros.
 """
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "checkable",
     "compose",
     "contract",
     "contraction_between",
@@ -27,6 +27,8 @@ __all__ = [
     "diagonal_of",
     "displace",
     "is_matrix",
+    "solve_transposed",
+    "triangle_places",
     "triangular",
     "uncontract",
     "whiten",
@@ -67,20 +69,23 @@ def diagonal_of(scale: Tensor, z: Tensor) -> Tensor:
     return scale.diagonal(dim1=-2, dim2=-1) if is_matrix(scale, z) else scale
 
 
-@functools.lru_cache
-def _places(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The matrix of zeros and ones that puts the entries of :func:`triangular` in their places."""
-    rows, columns = torch.tril_indices(d, d, -1)
-    diagonal = torch.arange(d) * (d + 1)
-    places = torch.cat([diagonal, rows * d + columns])
-    return torch.nn.functional.one_hot(places, d * d).to(dtype=dtype, device=device)
+def triangle_places(d: int, device: torch.device | None = None) -> Tensor:
+    """The places of the entries of :func:`triangular` in a ``(d, d)`` matrix that is flattened."""
+    rows, columns = torch.tril_indices(d, d, -1, device=device)
+    diagonal = torch.arange(d, device=device) * (d + 1)
+    return torch.cat([diagonal, rows * d + columns])
 
 
-def triangular(entries: Tensor, d: int) -> Tensor:
+def triangular(entries: Tensor, d: int, places: Tensor | None = None) -> Tensor:
     """A lower-triangular matrix ``(..., d, d)`` from its diagonal and, after it, the entries below
-    the diagonal, row by row."""
-    # One product, whose backward pass is one product too.
-    return (entries @ _places(d, entries.dtype, entries.device)).unflatten(-1, (d, d))
+    the diagonal, row by row.
+
+    :param places: The :func:`triangle_places`, where they are known.
+    """
+    places = triangle_places(d, entries.device) if places is None else places
+    zeros = entries.new_zeros(()).expand(*entries.shape[:-1], d * d)
+    # Of all ways to do this, the fastest, forward and backward.
+    return zeros.scatter(-1, places.expand_as(entries), entries).unflatten(-1, (d, d))
 
 
 def contraction_scale(contraction: Tensor, z: Tensor) -> Tensor:
@@ -96,7 +101,9 @@ def contract(w: Tensor, contraction: Tensor | None, eps: Tensor) -> Tensor:
     if contraction is None:
         return w + eps
     if is_matrix(contraction, eps):
-        return w + scale_multiply(contraction_scale(contraction, eps), eps)
+        # The matrix itself, times eps, has log c eps where C eps has c eps.
+        log_c = diagonal_of(contraction, eps)
+        return torch.addcmul(w + scale_multiply(contraction, eps), log_c.exp() - log_c, eps)
     return torch.addcmul(w, contraction.exp(), eps)
 
 
@@ -107,6 +114,19 @@ def uncontract(w: Tensor, contraction: Tensor | None, xi: Tensor) -> Tensor:
     return scale_solve(contraction_scale(contraction, xi), xi - w)
 
 
+def solve_transposed(contraction: Tensor, eps: Tensor) -> Tensor:
+    """The solution y of C^T y = eps."""
+    if not is_matrix(contraction, eps):
+        return eps * (-contraction).exp()
+    # C is a matrix with ones on its diagonal, whose columns are multiplied by c.
+    inverse = (-diagonal_of(contraction, eps)).exp()
+    ones = (contraction * inverse.unsqueeze(-2)).mT
+    y = torch.linalg.solve_triangular(
+        ones, (inverse * eps).unsqueeze(-1), upper=True, unitriangular=True
+    )
+    return y.squeeze(-1)
+
+
 def compose(scale: Tensor, contraction: Tensor | None, z: Tensor) -> Tensor:
     """S C, the scale of a step that is contracted."""
     if contraction is None:
@@ -115,6 +135,13 @@ def compose(scale: Tensor, contraction: Tensor | None, z: Tensor) -> Tensor:
     if is_matrix(scale, z):
         return scale @ c if is_matrix(c, z) else scale * c.unsqueeze(-2)
     return scale.unsqueeze(-1) * c if is_matrix(c, z) else scale * c
+
+
+def checkable(scale: Tensor, contraction: Tensor | None, z: Tensor) -> Tensor:
+    """What there is to check of S C: as C is triangular, its diagonal unless S is a matrix."""
+    if contraction is None or is_matrix(scale, z):
+        return compose(scale, contraction, z)
+    return scale * diagonal_of(contraction, z).exp()
 
 
 def contraction_between(scale_q: Tensor, scale_p: Tensor, z: Tensor) -> Tensor:

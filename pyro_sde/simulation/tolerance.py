@@ -54,6 +54,11 @@ class tolerance:
     kept below ``atol + rtol * |state|`` times the root of the step's share of the whole time, in
     the root mean square over the state.
 
+    A posterior with contraction shrinks the noise of the steps of its grid. Here its control and
+    contraction, evaluated at the times of the grid, move the noise of the interval that follows,
+    and in between it is a Brownian bridge: given its states at the observations, which are on the
+    grid, the exact posterior moves as the prior does.
+
     Example::
 
         >>> import pyro

@@ -49,6 +49,15 @@ def test_tables(tmp_path, capsys):
     assert "left out, as --no-jax says" in printed and "x bare loop" in printed
 
 
+def test_what_contraction_costs(tmp_path, capsys):
+    own = ["--own", "3", "2", "4", "5", "--no-jax", "--contraction"]
+    found = elbo_step.main(elbo_step.parse([*SMALL, *own, "--out", str(tmp_path / "found.json")]))
+    rows = found["contraction"]
+    assert list(rows)[:3] == ["D = 1, diagonal", "D = 4, diagonal", "D = 4, full"]
+    assert [name for name, row in rows.items() if "ratio" in row] == ["D = 4, full", "D = 16, full"]
+    assert "| D = 4, full |" in capsys.readouterr().out
+
+
 def test_memory_is_seen():
     """Both hidden layers of every step are kept: 32 MB in single precision."""
     problem = Problem(particles=2000, dim=1, steps=20, width=100)

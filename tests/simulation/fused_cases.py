@@ -14,6 +14,8 @@ from pyro_sde.simulation import Fused, Loop
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.3, 0.6, 1.0], dtype=torch.float64)
 ESTIMATORS = ("kl", "full", "stl")
+CONTRACTIONS = (None, "diagonal", "full")
+"""Those of a MLPControl."""
 
 
 class Hidden(NamedTuple):
@@ -95,7 +97,7 @@ def neural_and_constant(dim, batch=(), times=GRID):
 
 def loss_of(prior, control, contraction, estimator, shape):
     p = prior()
-    q = ControlledPath(p, control, contraction=contraction)
+    q = ControlledPath(p, control, contraction=contraction is not None)
     torch.manual_seed(3)
     z = q.rsample(shape)
     term = path_divergence(q, p, z, estimator)

@@ -19,7 +19,7 @@ from pyro_sde.guides.path_posterior import _Until
 from pyro_sde.nn import NeuralDrift
 
 from ..cases import Cubic, Net, OUWithJump, SDEWithHeun
-from .fused_cases import ByStep
+from .fused_cases import ByStep, WithContext
 
 GRID = torch.tensor([0.0, 0.1, 0.25, 0.6, 1.0], dtype=torch.float64)
 D = 2
@@ -103,8 +103,8 @@ class Split(nn.Module):
         return u, 0.5 * c.unflatten(-1, (D, D)).tril() if self.matrix else 0.5 * c
 
 
-def mlp(**options):
-    control = MLPControl(D, (5,), times=GRID, features=2, embedding=2, **options).double()
+def mlp(dim=D, **options):
+    control = MLPControl(dim, (5,), times=GRID, features=2, embedding=2, **options).double()
     with torch.no_grad():
         for p in control.parameters():
             p.add_(0.4 * torch.randn_like(p))
@@ -123,6 +123,7 @@ class Constant(nn.Module):
 
 
 END = torch.tensor(0.5, dtype=torch.float64)
+CONTEXT = torch.tensor([0.7, -0.4, 1.1], dtype=torch.float64)
 
 # A module, what makes the control of it, and the contraction of a ControlledPath.
 CONTROLS = {
@@ -133,9 +134,39 @@ CONTROLS = {
     "apart": (Net(D).double(), lambda m: m, lambda t, z: 0.2 * torch.sin(z + t)),
     "network": (mlp(), lambda m: m, None),
     "network, diagonal": (mlp(contraction=True), lambda m: m, True),
+    "network, full": (mlp(contraction="full"), lambda m: m, True),
+    "network with context, full": (
+        mlp(contraction="full", context=3),
+        lambda m: WithContext(m, CONTEXT),
+        True,
+    ),
     "network that ends": (mlp(), lambda m: _Until(m, END), None),
     "network that ends, diagonal": (mlp(contraction=True), lambda m: _Until(m, END), True),
+    "network that ends, full": (mlp(contraction="full"), lambda m: _Until(m, END), True),
     "steps of a network": (mlp(), ByStep, None),
+}
+
+# The first triangular matrix whose rows and columns cannot be mistaken for one another.
+LAWS_IN_3 = {
+    "ou": (
+        [leaf(0.3, -0.2, 0.1), leaf(1.3), leaf(0.7, 0.4, 0.9)],
+        lambda z, r, s, **o: OrnsteinUhlenbeck(r, 0.2, s, GRID, z, **o),
+    ),
+    "double well": (
+        [leaf(0.3, -0.2, 0.1), leaf(1.5)],
+        lambda z, k, **o: SDEPath(
+            lambda t, x: k * (x - x**3) + t, lambda t, x: 0.3 + 0.1 * k * x.square(), z, GRID, **o
+        ),
+    ),
+    "learned": (
+        [leaf(0.3, -0.2, 0.1), seeded(lambda: NeuralDrift(3, (4,)).double()), leaf(0.6, 0.5, 0.3)],
+        lambda z, f, g, **o: SDEPath(f, g, z, GRID, **o),
+    ),
+}
+CONTROLS_IN_3 = {
+    "network, full": (mlp(3, contraction="full"), lambda m: m, True),
+    "network that ends, full": (mlp(3, contraction="full"), lambda m: _Until(m, END), True),
+    "steps of a network, full": (mlp(3, contraction="full"), ByStep, True),
 }
 
 
@@ -155,7 +186,7 @@ def as_matrix(x, z):
 def as_contraction(c, z):
     """C itself, from what a control returns."""
     if c is None:
-        return torch.eye(D).expand(*z.shape, D)
+        return torch.eye(z.shape[-1]).expand(*z.shape, -1)
     if c.dim() == z.dim():
         return c.exp().diag_embed()
     return c.tril(-1) + c.diagonal(dim1=-2, dim2=-1).exp().diag_embed()

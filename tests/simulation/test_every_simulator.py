@@ -15,7 +15,16 @@ from pyro_sde.simulation.base import LinearSteps, choose
 
 from ..cases import needs_compiler
 from .fused_cases import simulator_of
-from .reference import CONTROLS, GRID, LAWS, D, parameters, reference
+from .reference import (
+    CONTROLS,
+    CONTROLS_IN_3,
+    GRID,
+    LAWS,
+    LAWS_IN_3,
+    D,
+    parameters,
+    reference,
+)
 
 FUSED_LAWS = ("ou", "brownian", "learned")
 ROWS = 3
@@ -36,13 +45,13 @@ def losses(value, term):
     return (value.sin() * weights).sum() + (term * torch.linspace(1, 3, len(term))).sum()
 
 
-def check(law, control, options, comparison, estimator):
-    values, make = LAWS[law]
-    module, wrap, contraction = CONTROLS[control]
+def check(law, control, options, comparison, estimator, laws=LAWS, controls=CONTROLS):
+    values, make = laws[law]
+    module, wrap, contraction = controls[control]
     torch.manual_seed(3)
-    noise = torch.randn(len(GRID) - 1, ROWS, D)
+    noise = torch.randn(len(GRID) - 1, ROWS, len(values[0]))
     inputs = parameters(*values, module)
-    path, terms = reference(LAWS[law], CONTROLS[control], noise)
+    path, terms = reference(laws[law], controls[control], noise)
     found = []
     p = make(*values)
     q = ControlledPath(p, wrap(module), contraction=contraction, **options)
@@ -72,15 +81,50 @@ def test_a_path_that_is_pushed(law, control, memory, comparison):
         check(law, control, {"memory": memory}, comparison, estimator)
 
 
+@pytest.mark.parametrize("memory", ["graph", "recompute"])
+@pytest.mark.parametrize("control", CONTROLS_IN_3)
+@pytest.mark.parametrize("law", LAWS_IN_3)
+def test_a_path_in_three_dimensions(law, control, memory):
+    for estimator, comparison in itertools.product(
+        ("kl", "full", "stl"), ("of the draw", "of a copy", "of another prior")
+    ):
+        options = {"memory": memory}
+        check(law, control, options, comparison, estimator, LAWS_IN_3, CONTROLS_IN_3)
+
+
+@pytest.fixture
+def compiler():
+    """Forgets after the test: torch compiles for no more than eight combinations of shapes."""
+    yield
+    torch.compiler.reset()
+
+
 @needs_compiler
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "law, control", [("ou", "network that ends, diagonal"), ("own", "network")]
+    "law, control",
+    [
+        ("ou", "network that ends, diagonal"),
+        ("own", "network"),
+        ("ou", "network with context, full"),
+    ],
 )
-def test_a_path_that_is_compiled(law, control):
+def test_a_path_that_is_compiled(law, control, compiler):
     for estimator in ("kl", "full", "stl"):
         check(law, control, {"compile": True}, "of the draw", estimator)
     assert not compiled.broken  # or these were ordinary steps
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "law, control", [("ou", "network that ends, full"), ("double well", "network, full")]
+)
+def test_a_path_in_three_dimensions_that_is_compiled(law, control, compiler):
+    options = {"compile": True}
+    for estimator in ("kl", "full", "stl"):
+        check(law, control, options, "of the draw", estimator, LAWS_IN_3, CONTROLS_IN_3)
+    assert not compiled.broken
 
 
 @pytest.mark.parametrize("memory", ["graph", "recompute"])

@@ -10,6 +10,7 @@ from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck
 from pyro_sde.infer.girsanov import path_divergence
 
 from .fused_cases import (
+    CONTRACTIONS,
     ESTIMATORS,
     GRID,
     ByStep,
@@ -27,7 +28,7 @@ from .fused_cases import (
 
 
 @pytest.mark.parametrize("process", [ou, ou_random_start, brownian, neural, neural_and_constant])
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("dim", [1, 3])
 def test_equals_its_steps(process, contraction, estimator, dim):
@@ -41,7 +42,7 @@ def test_equals_its_steps(process, contraction, estimator, dim):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("hidden", [(4,), (3, 2, 4)])
 @pytest.mark.parametrize("block, path", [(1, 10**6), (30, 10**6), (10**6, 1), (10**6, 12)])
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize("process", [ou, neural])
 def test_any_depth_and_any_block(estimator, hidden, block, path, contraction, process, monkeypatch):
     monkeypatch.setattr(forward, "BLOCK", block)
@@ -64,7 +65,7 @@ def test_a_grid_for_each_series_and_gradients_by_the_times(estimator, process):
         check(prior, inputs, control, None, estimator, shape)
 
 
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize(
     "size, shape",
     [((4,), ()), ((2, 4), ()), ((2, 4), (3,)), ((5, 2, 4), ()), ((5, 1, 2, 4), (3,))],
@@ -91,7 +92,7 @@ def test_gradients_by_some_inputs_only(process):
             check(prior, needed, control, None, estimator, (2,))
 
 
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize("dim", [2, 7])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_without_gradients(contraction, dim, estimator):
@@ -106,7 +107,7 @@ def test_without_gradients(contraction, dim, estimator):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("dim", [1, 2, 7])
 def test_a_loss_of_the_divergence_alone(contraction, estimator, dim):
@@ -151,8 +152,8 @@ def test_a_backward_pass_leaves_what_it_needs_for_another():
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 @pytest.mark.parametrize("estimator", ["kl", "full"])
 @pytest.mark.parametrize("process", [ou, neural])
 def test_gradients_of_gradients(dim, contraction, estimator, process):
@@ -168,7 +169,7 @@ def test_gradients_of_gradients(dim, contraction, estimator, process):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("contraction", [False, True])
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
 def test_gradients_of_gradients_by_what_is_known(contraction):
     """A grid for each series, and a context."""
     times = torch.stack([GRID, 1.5 * GRID])

@@ -1,5 +1,7 @@
 """Which paths are one operation, which go by steps, and which are refused."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 from pyro_sde.simulation import Fused, Loop
 
-from .fused_cases import GRID, control_of, ou, simulator_of
+from .fused_cases import CONTRACTIONS, GRID, control_of, ou, simulator_of
 
 
 def test_what_is_not_one_operation_goes_by_steps():
@@ -70,19 +72,24 @@ def test_a_prior_that_is_more_than_layers_goes_by_steps(drift, diffusion):
     assert simulator_of(q) is Loop
 
 
-def test_inside_of_torch_func():
+@pytest.mark.parametrize("contraction", CONTRACTIONS)
+def test_inside_of_torch_func(contraction):
     """A custom operation has no rule for forward derivatives."""
-    control = control_of(2)
+    control, contracts = control_of(2, contraction=contraction), contraction is not None
 
     def end(start):
         p = OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID, start, validate_args=False)
         torch.manual_seed(0)
-        return ControlledPath(p, control, validate_args=False).rsample()[-1].sum()
+        q = ControlledPath(p, control, contraction=contracts, validate_args=False)
+        return q.rsample()[-1].sum()
 
     start, h = torch.tensor([0.3, -0.2]), torch.tensor([1e-6, 0.0])
     difference = (end(start + h) - end(start - h)) / 2e-6
     found = torch.func.grad(end)(start)[0]
     torch.testing.assert_close(found, difference, rtol=1e-6, atol=1e-6)
+    rows = torch.stack([start, start + 1])
+    many = torch.func.vmap(torch.func.grad(end), randomness="same")(rows)
+    torch.testing.assert_close(many[0, 0], found, rtol=1e-10, atol=1e-10)
 
 
 def test_refusals():
@@ -107,8 +114,9 @@ def test_refusals():
         broken.last.bias[1] = torch.nan
     with pytest.raises(ValueError, match=r"the control of ControlledPath .* at t=0,"):
         ControlledPath(prior(), broken).rsample()
-    shrinking = control_of(2, contraction=True)
-    with torch.no_grad():
-        shrinking.last.bias[2:] = -2000.0
-    with pytest.raises(ValueError, match="scale of ControlledPath must be positive: found 0 at"):
-        ControlledPath(prior(), shrinking, contraction=True).rsample()
+    for contraction, memory in itertools.product(CONTRACTIONS[1:], ("graph", "recompute")):
+        shrinking = control_of(2, contraction=contraction)
+        with torch.no_grad():
+            shrinking.last.bias[2:4] = -2000.0
+        with pytest.raises(ValueError, match="scale of ControlledPath must be positive: found 0"):
+            ControlledPath(prior(), shrinking, contraction=True, memory=memory).rsample()

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_sde import AutoSDE, TraceSDE_ELBO
+from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO
 from pyro_sde.distributions import (
     BrownianMotion,
     ControlledPath,
@@ -14,7 +14,7 @@ from pyro_sde.distributions import (
     SDEPath,
 )
 from pyro_sde.infer.girsanov import ESTIMATORS
-from pyro_sde.simulation import Checkpointed
+from pyro_sde.simulation import Checkpointed, checkpointed
 
 from ..cases import PROCESSES, TIMES, Net, assert_same, loss_and_gradients
 from ..infer.problems import LAYOUTS, Problem
@@ -209,3 +209,22 @@ def test_a_parameter_computed_from_another(drift, is_leaf):
         path = BrownianMotion(scale, TIMES, torch.zeros(1), drift(scale), memory=memory)
         slopes.append(torch.autograd.grad(path.rsample().square().sum(), s)[0])
     torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("contraction", [None, "diagonal", "full"])
+def test_the_terms_of_many_steps_at_once(contraction, monkeypatch):
+    """They are those of each step by itself, and of two or three at once."""
+    control = MLPControl(2, (4,), times=TIMES, contraction=contraction).double()
+    for p in control.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    prior = OrnsteinUhlenbeck(1.0, 0.0, 0.5, TIMES, torch.ones(2))
+    q = ControlledPath(prior, control, contraction=contraction is not None, memory="recompute")
+    noise, found = torch.randn(len(TIMES) - 1, 3, 2), []
+    for block in (1, 13, 2**18):
+        monkeypatch.setattr(checkpointed, "BLOCK", block)
+        ratio = q.draw(torch.ones(3, 2), noise).ratio
+        found.append([ratio.kl_by_step(), ratio.martingale(), ratio.stopped()])
+    for terms in found[1:]:
+        for a, b in zip(found[0], terms, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert found[0][0].shape == (len(TIMES) - 1, 3)

@@ -203,16 +203,13 @@ def test_arguments():
     assert tolerance(1e-2).atol == pytest.approx(1e-3)
 
 
-def test_not_for_training_nor_for_contraction():
+def test_not_for_training():
     def model():
         pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 0.5, TIMES, torch.ones(1)))
 
     guide = AutoSDE(model)
     with tolerance(), pytest.raises(RuntimeError, match="Train outside"):
         TraceSDE_ELBO().loss(model, guide)
-    guide = AutoSDE(model, contraction=True, name="shrunk")
-    with tolerance(), pytest.raises(ValueError, match="no SDE that could be refined"):
-        guide()
 
 
 def test_coefficients_are_the_limit_of_the_transition():

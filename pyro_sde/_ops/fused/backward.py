@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._compiling import compiled
+from .contraction import Triangle, contracted, output_factors, spread
 from .gradients import InputGradients
 from .inputs import Inputs, Layout, Outputs
 from .layers import ACTIVATIONS, add_product_, per_step_factors
@@ -90,25 +91,28 @@ class FusedBackward:
         self.layout, self.blocks, self.compile = layout, blocks, compile
         self.p, self.d, self.states, self.hidden = p, eps.shape[-1], states, hidden
         self.out, self.last_t = out, last_t
+        self.outputs = len(p.control.last)
+        self.triangle = Triangle.of(p.z0, self.outputs)
         if grads.states is None:
             grads = grads._replace(states=torch.zeros_like(states))
         self.eps, self.grads = eps, grads
         self.back = [*p.control.weights[1:], last_t.t()]
         self.drift_back = [] if p.drift is None else [*p.drift.weights[1:], p.drift.last]
 
-    def _walk(
-        self, at: slice, grad_z: Tensor, grad_log_c: Tensor | None, hidden: list[Tensor]
-    ) -> _Block:
-        """Walk through a block of steps, from the gradient with respect to the state after it."""
-        outputs, (control, drift) = len(self.p.control.last), self.layout
-        if self.compile and outputs > 1:
-            return self._compiled(at, grad_z, grad_log_c, hidden)
+    def _walk(self, at: slice, grad_z: Tensor, factors: Tensor, hidden: list[Tensor]) -> _Block:
+        """Walk through a block of steps, from the gradient with respect to the state after it.
+
+        :param factors: See :func:`~pyro_sde._ops.fused.contraction.output_factors`.
+        """
+        control, drift = self.layout
+        if self.compile and self.outputs > 1:
+            return self._compiled(at, grad_z, factors, hidden)
         grad_out = _output_gradients(self.grads.at(at), self._outputs(at, hidden), self.eps[at])
         derivatives = _derivatives(control.activation, hidden[: control.depth])
         drift_derivatives = _derivatives(drift.activation, hidden[control.depth :]) if drift else []
-        if outputs == 1:
+        if self.outputs == 1:
             return self._one_output(at, grad_z, grad_out, derivatives, drift_derivatives)
-        return self._step_by_step(at, grad_z, grad_out, grad_log_c, derivatives, drift_derivatives)
+        return self._step_by_step(at, grad_z, grad_out, factors, derivatives, drift_derivatives)
 
     def _one_output(
         self,
@@ -148,13 +152,14 @@ class FusedBackward:
         at: slice,
         grad_z: Tensor,
         by: _OutputGradients,
-        grad_log_c: Tensor | None,
+        factors: Tensor,
         derivatives: list[Tensor],
         drift_derivatives: list[Tensor],
     ) -> _Block:
-        p, shared = self.p, by.total is by.own
-        decay, gain = per_step_factors(p.decay[at])[::-1], per_step_factors(p.gain[at])[::-1]
-        noise = None if grad_log_c is None else grad_log_c.unbind(0)[::-1]
+        p, shared, outputs, triangle = self.p, by.total is by.own, self.outputs, self.triangle
+        decay = per_step_factors(p.decay[at])[::-1]
+        factor: Any = per_step_factors(factors)[::-1]
+        contracts = p.contracts
         mask = None if p.mask is None else p.mask[at].unbind(0)[::-1]
         back = _layers_back(self.back, derivatives)
         first = _with_columns(p.control.weights[0])
@@ -166,12 +171,10 @@ class FusedBackward:
             drift_back = _layers_back(self.drift_back, drift_derivatives)
         steps = _backwards(self.grads.states[at], by.total)
         for i, (before, (grad_state, grad_o)) in enumerate(zip(befores, steps, strict=True)):
-            if noise is None:
-                delta = add_product_(grad_o, gain[i], after)
+            if contracts:
+                delta = torch.addcmul(grad_o, factor[i], spread(after, outputs, triangle))
             else:
-                grad_u = _plus_product(grad_o[..., : self.d], gain[i], after)
-                grad_c = torch.addcmul(grad_o[..., self.d :], noise[i], after)
-                delta = torch.cat([grad_u, grad_c], -1)
+                delta = add_product_(grad_o, factor[i], after)
             if mask is not None:
                 delta.mul_(mask[i])
             for weight, derivative in back:
@@ -186,28 +189,24 @@ class FusedBackward:
                 before.addmm_(delta, drift_first)
             after = before
         grad_next = found[1:]
-        if grad_log_c is not None:
-            grad_u = torch.addcmul(by.own[..., : self.d], p.gain[at], grad_next)
-            grad_c = torch.addcmul(by.own[..., self.d :], grad_log_c, grad_next)
-            grad_out = torch.cat([grad_u, grad_c], -1)
+        if contracts:
+            grad_out = torch.addcmul(by.own, factors, spread(grad_next, outputs, triangle))
         else:
-            grad_out = by.own if shared else by.own.addcmul_(p.gain[at], grad_next)
+            grad_out = by.own if shared else by.own.addcmul_(factors, grad_next)
         if p.mask is not None:
             grad_out = grad_out * p.mask[at]
         deltas = derivatives if shared else _through_layers(grad_out, derivatives, self.back)
         return _Block(found[0], grad_next, grad_out, deltas, drift_derivatives)
 
-    def _compiled(
-        self, at: slice, grad_z: Tensor, grad_log_c: Tensor | None, hidden: list[Tensor]
-    ) -> _Block:
+    def _compiled(self, at: slice, grad_z: Tensor, factors: Tensor, hidden: list[Tensor]) -> _Block:
         grad_z, grad_next, grad_out, *deltas = _compiled_walk(
             grad_z,
             self.grads.at(at),
             self._outputs(at, hidden),
             self.eps[at],
             self.p.decay[at],
-            self.p.gain[at],
-            grad_log_c,
+            factors,
+            self.triangle,
             hidden,
             self.p.control.weights[0],
             self.back,
@@ -242,18 +241,20 @@ class FusedBackward:
         """
         p, k, at = self.p, self.layout.control.depth, self.blocks[number]
         states, hidden = self.states[at], [h[number] for h in self.hidden]
-        grad_scale, grad_log_c = self.eps[at], None
+        eps, noise, factors = self.eps[at], self.eps[at], p.gain[at]
         if p.contracts:
-            grad_scale = grad_scale * self._outputs(at, hidden)[..., self.d :].exp()
-            grad_log_c = p.scale[at] * grad_scale
-        block = self._walk(at, grad_z, grad_log_c, hidden)
+            out = self._outputs(at, hidden)
+            factors = output_factors(out, eps, factors, p.scale[at], self.triangle)
+            if totals.scale.needed:
+                noise = contracted(out, eps, self.triangle)
+        block = self._walk(at, grad_z, factors, hidden)
         grad_next = block.grad_next
         totals.control.add(at, [states, *hidden[:k]], block.deltas, block.grad_out)
         totals.decay.add(at, grad_next, states)
         totals.shift.add(at, grad_next)
         if totals.gain.needed:
             totals.gain.add(at, grad_next, self._outputs(at, hidden)[..., : self.d])
-        totals.scale.add(at, grad_next, grad_scale)
+        totals.scale.add(at, grad_next, noise)
         if totals.drift is not None and p.drift is not None:
             units = [states, *hidden[k:]]
             totals.drift.add(at, units, block.drift_deltas, p.dt[at] * grad_next)
@@ -284,8 +285,8 @@ def _plain_walk(
     out: Tensor,
     eps: Tensor,
     decay: Tensor,
-    gain: Tensor,
-    noise: Tensor | None,
+    factors: Tensor,
+    triangle: Triangle | None,
     hidden: Sequence[Tensor],
     first: Tensor,
     back: Sequence[Tensor],
@@ -297,12 +298,11 @@ def _plain_walk(
     own, total = _output_gradients(grads, out, eps)
     if mask is not None:
         own, total = (own * mask,) * 2 if total is own else (own * mask, total * mask)
-        gain, noise = gain * mask, None if noise is None else noise * mask
+        factors = factors * mask
     grad_next, grad_outs = [], []
     for i in range(len(own) - 1, -1, -1):
         grad_next.append(grad_z)
-        parts = [gain[i] * grad_z] if noise is None else [gain[i] * grad_z, noise[i] * grad_z]
-        part = torch.cat(parts, -1)
+        part = factors[i] * spread(grad_z, out.shape[-1], triangle)
         grad_outs.append(own[i] + part)
         delta = grad_outs[-1] if total is own else total[i] + part
         for weight, derivative in zip(back[::-1], derivatives[::-1], strict=True):

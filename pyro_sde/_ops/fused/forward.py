@@ -10,8 +10,9 @@ from torch import Tensor
 from ..._compiling import chunks, compiled
 from ..common import BLOCK, gradients_with_graph
 from .backward import FusedBackward
+from .contraction import Triangle, contracted, split_outputs
 from .inputs import Inputs, Layout, Net, NetLayout, Outputs
-from .layers import ACTIVATIONS, HiddenLayers, add_product_, per_step_factors, split_outputs
+from .layers import ACTIVATIONS, HiddenLayers, add_product_, per_step_factors
 
 __all__ = ["FusedPath", "fused_path", "plain_path"]
 
@@ -136,6 +137,7 @@ def _run_in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: 
     kept = eps.new_empty(n, m, outputs) if is_kept else None
     squares, products = eps.new_empty(n, m), eps.new_empty(n, m)
     decay, gain = per_step_factors(p.decay), per_step_factors(p.gain)
+    triangle = Triangle.of(p.z0, outputs)
     mask = None if p.mask is None else p.mask.unbind(0)
     control, width = HiddenLayers(p.control, layout.control.activation, m), p.control.width()
     nets, drift = [control], None
@@ -150,12 +152,16 @@ def _run_in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: 
         steps = at.stop - at.start
         out = eps.new_empty(steps, m, outputs) if kept is None else kept[at]
         out.copy_(p.control.last_bias)
-        u, log_c = split_outputs(out, d)
+        u, log_c, below = split_outputs(out, d)
         outs, us = out.unbind(0), u.unbind(0)
         if log_c is None:
             torch.addcmul(p.shift[at], p.scale[at], eps[at], out=states[1:][at])
         else:
             states[1:][at], noise = p.shift[at], (p.scale[at] * eps[at]).unbind(0)
+            log_cs = log_c.unbind(0)
+        if triangle is not None and below is not None:
+            belows = below.unbind(0)
+            noise_below = triangle.noise(p.scale[at], eps[at]).unbind(0)
         buffers = [buffer for net in nets for buffer in net.buffers(at)]
         if keep:
             for layer, buffer in zip(hidden, buffers, strict=True):
@@ -168,7 +174,9 @@ def _run_in_place(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor, keep: 
                 outs[j].mul_(mask[i])
             add_product_(add_product_(z[i + 1], decay[i], z[i]), gain[i], us[j])
             if log_c is not None:
-                z[i + 1].addcmul_(noise[j], log_c[j].exp())
+                z[i + 1].addcmul_(noise[j], log_cs[j].exp())
+            if triangle is not None:
+                z[i + 1].addmm_(belows[j] * noise_below[j], triangle.sums)
             if drift is not None:
                 h = drift(z[i], layers[layout.control.depth :])
                 add_product_(z[i + 1], dt[i], torch.addmm(drift_bias, h, drift_last_t))
@@ -182,9 +190,10 @@ def _run_compiled(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> _Ru
     p, last_t = Inputs.of([x.detach() for x in p.flat()], layout, p.mask), last_t.detach()
     # A start that is expanded, say, would be compiled for apart.
     blocks, z = chunks(len(eps), COMPILED_STEPS), p.z0.contiguous()
+    triangle = Triangle.of(z, len(p.control.last))
     states, outs, hidden = [z.unsqueeze(0)], [], []
     for at in blocks:
-        zs, out, *hs = _compiled_steps(z, eps[at], p.at(at), last_t, layout)
+        zs, out, *hs = _compiled_steps(z, eps[at], p.at(at), last_t, layout, triangle)
         z = zs[-1]
         states.append(zs)
         outs.append(out)
@@ -194,7 +203,7 @@ def _run_compiled(eps: Tensor, p: Inputs, layout: Layout, last_t: Tensor) -> _Ru
 
 
 def _plain_steps(
-    z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout
+    z: Tensor, eps: Tensor, p: Inputs, last_t: Tensor, layout: Layout, triangle: Triangle | None
 ) -> tuple[Tensor, ...]:
     """The states after, the outputs and the hidden layers of a few steps, in plain operations."""
     states, outs = [], []
@@ -215,8 +224,7 @@ def _plain_steps(
         h = last_layer(p.control, layout.control, i, 0)
         out = torch.mm(h, last_t) - (-p.control.last_bias)
         outs.append(out if p.mask is None else out * p.mask[i])
-        u, log_c = split_outputs(outs[-1], z.shape[-1])
-        noise = p.scale[i] * e if log_c is None else p.scale[i] * e * log_c.exp()
+        u, noise = outs[-1][..., : z.shape[-1]], p.scale[i] * contracted(outs[-1], e, triangle)
         after = p.shift[i] + p.decay[i] * z + p.gain[i] * u + noise
         if p.drift is not None and layout.drift is not None:
             h = last_layer(p.drift, layout.drift, i, layout.control.depth)
@@ -231,7 +239,8 @@ _compiled_steps = compiled(_plain_steps)
 
 def plain_path(eps: Tensor, p: Inputs, layout: Layout) -> Outputs:
     """All that :func:`fused_path` returns, in plain operations, to be differentiated twice."""
-    after, out, *_ = _plain_steps(p.z0, eps, p, p.control.last.t(), layout)
+    triangle = Triangle.of(p.z0, len(p.control.last))
+    after, out, *_ = _plain_steps(p.z0, eps, p, p.control.last.t(), layout, triangle)
     states = torch.cat([p.z0.unsqueeze(0), after])
     fixed = Inputs.of([x.detach() for x in p.flat()], layout).control
     again = _plain_network(fixed, layout.control, states[:-1], p.mask)

@@ -94,9 +94,10 @@ class Layout(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The step is z' = shift + decay z + gain u + scale c eps + dt f, with u and log c the outputs
-    of one network, times the mask, and f, if there is one, the output of another. What is on the
-    grid has shape ``(N, rows, K)``, or ``(N, 1, K)`` if all rows agree."""
+    """The step is z' = shift + decay z + gain u + scale C eps + dt f, with u and the entries of C,
+    its diagonal as logarithms, the outputs of one network, times the mask, and f, if there is one,
+    the output of another. What is on the grid has shape ``(N, rows, K)``, or ``(N, 1, K)`` if all
+    rows agree."""
 
     z0: Any
     decay: Any
@@ -121,7 +122,7 @@ class Inputs(NamedTuple):
 
     @property
     def contracts(self) -> bool:
-        """Whether the control has log c beside u."""
+        """Whether the control has the entries of C beside u."""
         return len(self.control.last) > self.z0.shape[-1]
 
     def at(self, steps: slice) -> Inputs:

@@ -17,7 +17,6 @@ __all__ = [
     "HiddenLayers",
     "add_product_",
     "per_step_factors",
-    "split_outputs",
 ]
 
 
@@ -88,11 +87,6 @@ class HiddenLayers:
         for weight_t, buffer in zip(self.weights, buffers, strict=True):
             h = self.activation_(buffer.addmm_(h, weight_t, alpha=self.factor))
         return h
-
-
-def split_outputs(out: Tensor, d: int) -> tuple[Tensor, Tensor | None]:
-    """u and, if it is there, log c."""
-    return out[..., :d], out[..., d:] if out.shape[-1] > d else None
 
 
 Factors = Sequence[float] | Sequence[Tensor]
