@@ -71,8 +71,11 @@ def fit(
     run that is finished is loaded, not trained.
 
     With mini-batches the model is told the size of the whole by its plate, so that the likelihood
-    is scaled up. Where it needs to know which rows it has been given (AutoSDE does, of paths
-    inside of the plate without an encoder), make their numbers a part of the data::
+    is scaled up: ``pyro.plate("data", n, subsample_size=len(y))``. A model that takes a batch for
+    all of the data is an error. So are parameters that the loss depends on and Pyro does not know,
+    those of a torch module that the model has not registered by ``pyro.module``, say, as they
+    would not be trained. Where the model needs to know which rows it has been given (AutoSDE does,
+    of paths inside of the plate without an encoder), make their numbers a part of the data::
 
         def model(index, y):                                # data = (torch.arange(n), y)
             with pyro.plate("series", n, subsample=index):

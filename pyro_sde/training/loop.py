@@ -25,6 +25,7 @@ from ..infer import ElboTerms, anneal_kl, record_parts
 from . import state as states
 from .batches import Batches, as_arguments
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .first_step import FirstStep
 from .history import History
 
 __all__ = ["Diverged", "Training"]
@@ -76,14 +77,20 @@ class Training:
     """The step of the last checkpoint."""
     has_warned: bool = False
     _best_data: float = -math.inf
+    _is_checked: bool = False
 
     def take_step(self) -> None:
         args, kwargs = self.batches(self.step)
         weight = self.weight(self.step)
         weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
-        with record_parts() as parts, poutine.trace(param_only=True) as capture, weighing:
+        first = None if self._is_checked else FirstStep()
+        watching = poutine.trace(param_only=True)
+        with record_parts() as parts, watching as capture, weighing, first or nullcontext():
             loss = self._loss_and_grads(args, kwargs)
         found = states.met_parameters(capture)
+        if first is not None:
+            first.check(self.batches, list(found.values()), model=self.model, guide=self.guide)
+            self._is_checked = True
         self.parameters.update(found)
         self._check(loss, found)
         params = list(dict.fromkeys(found.values()))
