@@ -52,6 +52,7 @@ def check_series(
     :param end: The latest time allowed.
     :param names: What to call each series in errors, its number unless given.
     """
+    times, values, mask = (torch.as_tensor(x) for x in (times, values, mask))
     rows = observed_rows(times, mask)
     if values.dim() != 3 or values.shape[:2] != times.shape:
         raise ValueError(

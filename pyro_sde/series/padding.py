@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import as_tensor
 from .checks import check_rounding, check_times, check_values
 
 __all__ = ["Series", "fill_missing", "pad_series"]
@@ -127,6 +128,7 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
     """
     if values is None:
         return None, True if mask is None else mask
+    values, mask = as_tensor(values), as_tensor(mask)
     seen = ~values.isnan()
     if mask is not None:
         mask = mask.to(torch.bool)

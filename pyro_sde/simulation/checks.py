@@ -79,14 +79,16 @@ _draws: dict[Any, int] = {}
 
 
 def warn_of_long_steps(process: Any, value: Tensor) -> None:
-    """Warn, once for a process, if the longest step of its grid overshoots at most states of a
-    path.
+    """Warn, once for a process, if a step as long as the longest of its grid overshoots from most
+    states of a path.
 
     A drift that contracts at a rate r multiplies distances by exp(-r dt), its Euler step by
     1 - r dt, and below -1 the steps swing ever further, whatever the SDE does. This is looked at
     in draw number 1, 2, 4, 8, ... of a process, which costs nothing in a training.
     """
-    law = getattr(process, "prior", process)
+    law = process
+    while hasattr(law, "prior"):  # a control belongs to the grid, and to no SDE
+        law = law.prior
     if current_tolerance() is not None or inside_func():
         return
     drift = getattr(law, "drift", None)

@@ -96,7 +96,8 @@ def fit(
 
     :param model: The model: a function with parameters in Pyro's store, or a PyroModule.
     :param guide: The guide, of any kind.
-    :param data: The arguments of both: a tuple, a dict by name, or a single one.
+    :param data: The arguments of both: a tuple, a dict by name, or a single one. Arrays of numpy
+        become tensors, floating point numbers in torch's default dtype.
     :param steps: How many steps; or
     :param epochs: how often to go through the data; without ``batch_size`` an epoch is a step.
     :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees.

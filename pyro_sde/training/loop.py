@@ -23,7 +23,7 @@ from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
 from ..infer import ElboTerms, anneal_kl, record_parts
 from . import state as states
-from .batches import Batches, as_arguments
+from .batches import Batches, as_arguments, name_missing
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .first_step import FirstStep
 from .history import History
@@ -108,6 +108,9 @@ class Training:
         try:
             return float(self.elbo.loss_and_grads(self.model, self.guide, *args, **kwargs))
         except (ValueError, ArithmeticError, SolutionError) as e:
+            missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
+            if missing is not None:
+                raise ValueError(f"{missing}. The model fails: {e}") from e
             # What is checked refuses what would have made a NaN. Before any step it is the data's.
             if self.step == 0 or not (isinstance(e, SolutionError) or _NOT_FINITE.search(str(e))):
                 raise
@@ -132,6 +135,9 @@ class Training:
         kept = "There is no checkpoint yet"
         if self.saved is not None:
             kept = f"The last checkpoint, after step {self.saved}, is {self.path}"
+        missing = name_missing(*self.batches(self.step))
+        if missing is not None:
+            problem = f"{missing}; {problem}"
         return (
             f"{problem} in step {self.step + 1}. The parameters are those after step {self.step}. "
             f"{kept}. Try a lower learning rate, clipping, smaller steps of the grid or a larger "

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_sde import AutoSDE, tolerance
-from pyro_sde.distributions import OrnsteinUhlenbeck, SDEPath
+from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
 from pyro_sde.simulation import checks
 
 from ..cases import PROCESSES
@@ -75,6 +75,11 @@ def test_steps_that_do_are_silent():
 def test_no_false_alarm(process):
     for _ in range(9):
         silent(PROCESSES[process]().sample)
+
+
+def test_a_control_is_no_drift():
+    push = ControlledPath(contracting(1.0), lambda t, z: -200 * z)
+    silent(lambda: ControlledPath(push, lambda t, z: -200 * z).sample())
 
 
 def test_dropout_is_no_contraction():

@@ -1,7 +1,9 @@
 """fit refuses to take a batch for all of the data, and parameters that nobody would train."""
 
 import functools
+import math
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -11,9 +13,10 @@ from pyro.nn import PyroModule
 from torch import nn
 
 import pyro_sde
-from pyro_sde import AutoSDE, TraceSDE_ELBO
+from pyro_sde import AutoSDE, TraceSDE_ELBO, fill_missing
 from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck, SDEPath
 from pyro_sde.nn import SDEBlock
+from pyro_sde.training.batches import Batches
 
 fit = functools.partial(pyro_sde.fit, progress=False, steps=2)
 X = torch.linspace(-1.0, 1.0, 40, dtype=torch.float64).unsqueeze(-1)
@@ -180,3 +183,62 @@ def test_a_second_model_with_the_names_of_the_first():
         else:
             with pytest.raises(ValueError, match=message):
                 fit(net, guide, (X, Y))
+
+
+def series(y):
+    z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, GRID))
+    pyro.sample("y", dist.Normal(z[..., 0], 0.5).to_event(1), obs=y)
+
+
+def test_arrays_of_numpy_are_data():
+    y = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    found = []
+    for data in (y, y.numpy(), {"y": y.numpy()}, (y.numpy(),)):
+        pyro.clear_param_store()
+        found.append(fit(series, AutoSDE(series), data, seed=0, validation=data).elbo)
+    assert all(elbo == found[0] for elbo in found)
+    rows = Batches({"y": y.float().numpy(), "n": np.arange(4)}, 2)
+    assert rows.rows == 4 and rows(0)[1]["y"].dtype == torch.get_default_dtype()
+    assert rows(0)[1]["n"].dtype == torch.int64
+
+
+def test_an_observed_array_is_named():
+    def model():
+        series(np.zeros(4))
+
+    with pytest.raises(TypeError, match=r"site 'y' is observed at a ndarray: .*torch.as_tensor"):
+        fit(model, AutoSDE(model))
+
+
+def test_an_observed_value_does_not_grow():
+    """(4,) against (4, 1) are 16 numbers, for Pyro without a word."""
+
+    def model(y):
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, GRID))
+        pyro.sample("y", dist.Normal(z, 0.5).to_event(2), obs=y)
+
+    with pytest.raises(ValueError, match=r"'y' is observed at .* \(4,\).*\(4, 1\).*unsqueeze"):
+        fit(model, AutoSDE(model), torch.zeros(4))
+    assert len(fit(model, AutoSDE(model, name="right"), torch.zeros(4, 1)).step) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_missing_values_are_named(validates, as_dict):
+    y = torch.tensor([0.1, math.nan, 0.3, 0.4])
+    pyro.enable_validation(validates)
+    who = "'y'" if as_dict else "argument 0 of the data"
+    error = ValueError if validates else pyro_sde.training.Diverged
+    with pytest.raises(error, match=rf"{who} has 1 NaN.*fill_missing"):
+        fit(series, AutoSDE(series), {"y": y} if as_dict else y)
+
+
+def test_missing_values_that_the_model_masks():
+    def model(y):
+        y, mask = fill_missing(y.unsqueeze(-1))
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, GRID))
+        pyro.sample("y", dist.Normal(z, 0.5).mask(mask).to_event(2), obs=y)
+
+    y = torch.tensor([0.1, math.nan, 0.3, 0.4])
+    assert len(fit(model, AutoSDE(model), y).step) == 2
