@@ -38,7 +38,8 @@ class SDEPath(PathDistribution):
 
     Noise is diagonal. ``drift`` and ``diffusion`` are any callables of ``(t, z)``, modules
     included, with ``z`` of shape ``(..., D)`` and ``t`` broadcasting against ``z[..., :1]``. Each
-    row of the batch must be treated alone. A diffusion may be a number or a tensor, too.
+    row of the batch must be treated alone. A diffusion may be a number or a tensor, too. A drift
+    that contracts at a rate above 2 / dt, whose Euler steps overshoot, is warned of.
 
     Example::
 

@@ -129,8 +129,9 @@ def _names(parameters: dict[int, Tensor], functions: dict[str, Callable]) -> lis
     return [names.get(i, f"one of shape {tuple(p.shape)}") for i, p in parameters.items()]
 
 
-def _parameters_of(f: Any, role: str) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a module, or of what a function has captured, each with a name."""
+def _parameters_of(f: Any, role: str, depth: int = 2) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a module, or of what a function (and those that it calls, to a depth) has
+    captured, each with a name."""
     if isinstance(f, nn.Module):
         yield from ((f"{role}.{name}", p) for name, p in f.named_parameters())
         return
@@ -142,3 +143,5 @@ def _parameters_of(f: Any, role: str) -> Iterator[tuple[str, Tensor]]:
             yield from ((f"{name}.{key}", p) for key, p in x.named_parameters())
         elif isinstance(x, Tensor):
             yield name, x
+        elif depth:
+            yield from _parameters_of(x, role, depth - 1)

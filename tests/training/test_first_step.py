@@ -105,8 +105,11 @@ def closure():
 def closure_in_the_prior():
     head = nn.Linear(1, 1)
 
+    def drift(t, z):
+        return head(z)
+
     def model(y):
-        z = pyro.sample("z", SDEPath(lambda t, z: head(z), 1.0, torch.zeros(1), GRID))
+        z = pyro.sample("z", SDEPath(drift, 1.0, torch.zeros(1), GRID))
         observe(z[..., -1, 0], y)
 
     return model
