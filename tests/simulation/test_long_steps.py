@@ -113,3 +113,21 @@ def test_it_changes_no_random_number_and_costs_nothing_later():
         assert torch.equal(value, expected) and torch.equal(after, state)
         counts.append(len(calls))
     assert [n > 20 for n in counts] == [k in (1, 2, 4, 8) for k in range(1, 10)]
+
+
+def test_a_long_path_is_looked_at_in_places():
+    """Or the check would take several times the memory of the path."""
+    sizes = []
+
+    def drift(t, z):
+        sizes.append(z.numel())
+        return -300 * z
+
+    with pytest.warns(UserWarning, match="rate of about 300"):
+        SDEPath(drift, 1.0, torch.zeros(1), torch.linspace(0.0, 1.0, 101)).sample((5,))
+    assert 5 < max(sizes) < 5 * 64
+    sizes.clear()
+    times = torch.cat([torch.linspace(0.0, 1.0, 2000), torch.tensor([1.01])])
+    with pytest.warns(UserWarning, match="a step of 0.01 overshoots"):
+        SDEPath(drift, 1.0, torch.zeros(1), times).sample()
+    assert max(sizes) < 64
