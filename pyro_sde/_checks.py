@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["broadcast_shapes", "broadcasts_to", "check_memory", "check_shape", "pad_after_time"]
+__all__ = [
+    "DIAGONAL",
+    "as_tensor",
+    "broadcast_shapes",
+    "broadcasts_to",
+    "check_memory",
+    "check_shape",
+    "pad_after_time",
+]
+
+
+def as_tensor(x: Any) -> Any:
+    """An array of numpy as a tensor, floating point numbers in torch's default dtype, in which
+    networks are; anything else as it is."""
+    if not isinstance(x, np.ndarray):
+        return x
+    x = torch.as_tensor(x)
+    return x.to(torch.get_default_dtype()) if x.is_floating_point() else x
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
@@ -40,7 +59,13 @@ def check_shape(
 ) -> Tensor:
     """The value of a drift, diffusion or control, or an error that says when it went wrong."""
     if not isinstance(value, Tensor):
-        value = torch.as_tensor(value, dtype=z.dtype, device=z.device)
+        try:
+            value = torch.as_tensor(value, dtype=z.dtype, device=z.device)
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise TypeError(
+                f"{what}(t, z) returned a {type(value).__name__}; it must return a tensor of the "
+                f"state's shape, {tuple(z.shape)}"
+            ) from e
     if value.shape == z.shape or value.dim() == 0:
         return value
     if broadcast and broadcasts_to(value.shape, z.shape):
@@ -48,8 +73,23 @@ def check_shape(
     when = f"t={t.item():g}" if t.numel() == 1 else f"t from {float(t.min()):g}"
     raise ValueError(
         f"{what}(t, z) returned shape {tuple(value.shape)} at {when} for a state of shape "
-        f"{tuple(z.shape)}; it must return the state's shape"
+        f"{tuple(z.shape)}; it must return the state's shape{_remedy(what, value, z)}"
     )
+
+
+def _remedy(what: str, value: Tensor, z: Tensor) -> str:
+    dim = z.shape[-1]
+    if what == "diffusion" and value.shape[-2:] == (dim, dim):
+        return f". {DIAGONAL}"
+    if value.shape[-1] == 1 and broadcasts_to(value.shape, z.shape):
+        return f": if it is to be the same in all {dim} dimensions, return it .expand_as(z)"
+    return ""
+
+
+DIAGONAL = (
+    "A diffusion is the diagonal of the matrix that multiplies dB. For noise that is correlated, "
+    "write a PathDistribution whose transition returns a lower-triangular scale"
+)
 
 
 def check_memory(memory: str, *allowed: str) -> str:

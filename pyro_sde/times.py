@@ -34,9 +34,10 @@ def time_grid(
 ) -> Tensor:
     """An increasing grid from ``start`` to ``end`` that contains the times ``include`` exactly.
 
-    The rest are equal steps of at most ``dt``. Times closer than a millionth of ``end - start``
-    (or 8 units of rounding, if that is more) are merged: an included time replaces a grid point,
-    and the first of several included ones stands for all.
+    The rest are equal steps of at most ``dt``, to rounding. Times closer than a millionth of
+    ``end - start`` (or 8 units of rounding, if that is more) are merged: an included time replaces
+    a grid point, and the first of several included ones stands for all. Steps that are not twice
+    as long as that rounding are refused: seconds since 1970 need float64.
 
     Example::
 
@@ -59,9 +60,11 @@ def time_grid(
     dtype = wanted.dtype
     if not bool(torch.isfinite(wanted).all()):
         raise ValueError("include must be finite: drop the missing observation times first")
-    steps = math.ceil((end - start) / dt * (1 - 1e-9))
+    tol = tolerance_of(torch.tensor([start, end], dtype=dtype))
+    # An end that was rounded up must not cost a step, which would put all points beside include.
+    steps = max(1, math.ceil((end - start - tol) / dt))
+    _check_resolution(start, end, min(dt, end - start), dtype)
     grid = torch.linspace(start, end, steps + 1, dtype=torch.float64, device=wanted.device)
-    tol = tolerance_of(grid.to(dtype))
     outside = wanted[(wanted < start - tol) | (wanted > end + tol)]
     if outside.numel():
         raise ValueError(
@@ -70,6 +73,16 @@ def time_grid(
         )
     row = merged_grid(grid, wanted, tol)
     return row[torch.isfinite(row)]
+
+
+def _check_resolution(start: float, end: float, step: float, dtype: torch.dtype) -> None:
+    unit = torch.finfo(dtype).eps * max(abs(start), abs(end))
+    if step < 16 * unit:
+        raise ValueError(
+            f"{dtype} cannot hold a grid from {start:.10g} to {end:.10g} with steps of {step:g}: "
+            f"its numbers there are up to {unit:.2g} apart. Subtract the first time from all times "
+            "(start, end and include), or pass include as a float64 tensor"
+        )
 
 
 def merged_grid(grid: Tensor, wanted: Tensor, tol: float) -> Tensor:

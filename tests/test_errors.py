@@ -97,6 +97,75 @@ def test_wrong_shapes_from_callables(what):
     )
 
 
+def test_a_drift_that_is_the_same_in_all_dimensions_says_so():
+    start = torch.zeros(2)
+    narrow = SDEPath(lambda t, z: z[..., :1], 1.0, start, GRID)
+    raises(
+        r"returned shape \(1,\) .* same in all 2 dimensions, return it .expand_as", narrow.rsample
+    )
+    wide = SDEPath(lambda t, z: z[..., :1].expand_as(z), 1.0, start, GRID)
+    assert wide.rsample().shape == (6, 2)
+    assert SDEPath(lambda t, z: 2.0, 1.0, start, GRID).rsample().shape == (6, 2)  # a constant
+
+
+@pytest.mark.parametrize("kind", ["constant", "function", "batch"])
+def test_a_matrix_is_no_diffusion(kind):
+    matrix = torch.tensor([[1.0, 0.0], [0.5, 1.0]])
+    diffusion = matrix
+    if kind != "constant":
+        diffusion = lambda t, z: matrix.expand(*z.shape, 2)  # noqa: E731
+    start = torch.zeros(3, 2) if kind == "batch" else torch.zeros(2)
+    raises(
+        "diagonal of the matrix that multiplies dB.*PathDistribution.*lower-triangular",
+        lambda: SDEPath(lambda t, z: -z, diffusion, start, GRID).rsample(),
+    )
+    batch = SDEPath(lambda t, z: -z, matrix + 1, torch.zeros(2), GRID)  # positive: rows of a batch
+    assert batch.batch_shape == (2,)
+
+
+@pytest.mark.parametrize("what", ["drift", "control"])
+def test_errors_of_torch_in_a_step_get_advice(what):
+    def path(f):
+        if what == "drift":
+            return SDEPath(f, 1.0, torch.zeros(2), GRID)
+        return ControlledPath(brownian(initial=torch.zeros(2)), f)
+
+    layer = torch.nn.Linear(3, 2)
+    raises(r"shape \(2,\): mat1 .*must take states in R\^2", path(lambda t, z: layer(z)).rsample)
+    raises(r"fails: .* positional argument.*arguments, \(t, z\)", path(lambda z: z).rsample)
+    for wrong, name in ((None, "NoneType"), ((layer, layer), "tuple")):
+        f = lambda t, z, wrong=wrong: wrong  # noqa: E731
+        raises(rf"{what}\(t, z\) returned a {name}; it must return", path(f).rsample, TypeError)
+
+    def broken(t, z):
+        raise RuntimeError("the user's own")
+
+    raises("^the user's own", path(broken).rsample, RuntimeError)
+
+
+def test_a_path_of_another_batch():
+    p = brownian(initial=torch.zeros(3, 1))
+    raises(
+        r"value has shape \(2, 6, 1\), a path of this distribution \(3, 6, 1\)",
+        lambda: p.log_prob(torch.zeros(2, 6, 1)),
+    )
+
+
+def test_arrays_of_numpy_are_parameters():
+    two = torch.ones(2)
+    for arrays in (True, False):
+        f = (lambda x: x.numpy()) if arrays else (lambda x: x)
+        pyro.set_rng_seed(0)
+        paths = [
+            OrnsteinUhlenbeck(f(two), f(0 * two), f(2 * two), f(GRID)),
+            SDEPath(lambda t, z: -z, f(2 * two), f(two), f(GRID)),
+            SDEPath(lambda t, z: -z, f(2 * two)[0], f(two), f(GRID)),
+        ]
+        values = torch.stack([p.sample() for p in paths])
+        expected = values if arrays else expected  # noqa: F821
+        assert torch.equal(values, expected)
+
+
 def test_nan_names_the_time():
     def late(t, z):
         return torch.where(t > 0.5, torch.full_like(z, math.nan), z)

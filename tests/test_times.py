@@ -43,6 +43,28 @@ def test_large_times_in_single_precision():
     assert (grid.diff() > 0).all() and torch.isin(include, grid).all()
 
 
+@pytest.mark.parametrize("n, dt", [(100, 0.1), (100, 0.01), (100, 0.05), (1001, 0.3)])
+def test_a_regular_grid_in_single_precision_is_that_grid(n, dt):
+    """Its end may be rounded up: that costs no step, and no point beside each included time."""
+    end = dt * (n - 1)
+    for times in (torch.linspace(0, end, n).float(), torch.arange(n, dtype=torch.float32) * dt):
+        assert torch.equal(time_grid(0.0, float(times.max()), dt=dt, include=times), times)
+
+
+def test_times_that_single_precision_cannot_hold():
+    """Seconds since 1970, a minute apart: float32 has one number in 128 there."""
+    minutes = 1.7e9 + 60.0 * torch.arange(100, dtype=torch.float64)
+    start, end = float(minutes[0]), float(minutes[-1])
+    refused = r"torch.float32 cannot hold a grid.*60: .*Subtract the first time.*float64"
+    for include in (minutes.float(), minutes[:1].float()):
+        with pytest.raises(ValueError, match=refused):
+            time_grid(start, end, dt=60.0, include=include)
+    for include in (minutes, minutes.numpy(), minutes.tolist(), minutes.long(), None):
+        assert torch.equal(time_grid(start, end, dt=60.0, include=include), minutes)
+    since = (minutes - start).float()
+    assert torch.equal(time_grid(0.0, end - start, dt=60.0, include=since), since)
+
+
 def test_select():
     grid = time_grid(0.0, 1.0, dt=0.1, include=[0.33, 0.77])
     path = torch.randn(4, 2, len(grid), 3)

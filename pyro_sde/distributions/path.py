@@ -193,7 +193,28 @@ class PathDistribution(TorchDistribution):
 
         :param noise: The standard normal noise of the steps, time first; by default it is drawn.
         """
-        return simulate(self._task(z0), noise)
+        try:
+            return simulate(self._task(z0), noise)
+        except (RuntimeError, TypeError) as e:
+            advice = self._advice(e, z0)
+            if advice is None:
+                raise
+            raise ValueError(advice) from e
+
+    def _advice(self, error: Exception, z0: Tensor) -> str | None:
+        """What to add to an error of Python or torch that does not tell where a step fails."""
+        if isinstance(error, TypeError) and "positional argument" in str(error):
+            return (
+                f"a step of {type(self).__name__} fails: {error}. Drift, diffusion and control are "
+                "called with two arguments, (t, z)"
+            )
+        if type(error) is RuntimeError and ("shape" in str(error) or "size" in str(error)):
+            return (
+                f"a step of {type(self).__name__} fails on states of shape {tuple(z0.shape)}: "
+                f"{error}. Drift, diffusion and control must take states in R^{z0.shape[-1]}, the "
+                "last dimension, with any dimensions before it"
+            )
+        return None
 
     def _task(self, z0: Tensor) -> Task:
         """What a simulator has to do for a path that starts at ``z0``."""
@@ -221,7 +242,14 @@ class PathDistribution(TorchDistribution):
         return self._record is other._record
 
     def log_prob(self, value: Tensor) -> Tensor:
-        shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
+        try:
+            shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
+        except RuntimeError as e:
+            raise ValueError(
+                f"value has shape {tuple(value.shape)}, a path of this distribution "
+                f"{tuple(self.batch_shape + self.event_shape)}: its dimensions before the last "
+                "two, (T, D), must broadcast with batch_shape"
+            ) from e
         if path_log_prob_is_skipped():
             return value.new_zeros(shape)
         if self._validate_args:

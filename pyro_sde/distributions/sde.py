@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from .._checks import check_shape
+from .._checks import DIAGONAL, as_tensor, check_shape
 from ..simulation.base import GridNetwork, LinearSteps
-from .parameters import as_parameters
+from .parameters import as_parameters, validates
 from .path import PathDistribution
 
 __all__ = ["SDEPath"]
@@ -37,7 +38,8 @@ class SDEPath(PathDistribution):
 
     Noise is diagonal. ``drift`` and ``diffusion`` are any callables of ``(t, z)``, modules
     included, with ``z`` of shape ``(..., D)`` and ``t`` broadcasting against ``z[..., :1]``. Each
-    row of the batch must be treated alone. A diffusion may be a number or a tensor, too.
+    row of the batch must be treated alone. A diffusion may be a number or a tensor, too. A drift
+    that contracts at a rate above 2 / dt, whose Euler steps overshoot, is warned of.
 
     Example::
 
@@ -47,7 +49,7 @@ class SDEPath(PathDistribution):
         >>> double_well.sample((10,)).shape
         torch.Size([10, 51, 1])
 
-    :param drift: f, returning the shape of ``z``.
+    :param drift: f, returning the shape of ``z``, or a number that stands for all its entries.
     :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it;
         or a number, or a Tensor that broadcasts to ``batch_shape + (D,)``, the same at all times
         and in all states.
@@ -67,8 +69,13 @@ class SDEPath(PathDistribution):
         validate_args: bool | None = None,
     ) -> None:
         shape: tuple[int, ...] = ()
-        if isinstance(diffusion, (int, float)) or torch.is_tensor(diffusion):
-            (scale,), shape = as_parameters(validate_args, scale=diffusion)
+        if isinstance(diffusion, (int, float, Tensor, np.ndarray, np.generic)):
+            constant: Any = as_tensor(diffusion)
+            if validates(validate_args) and _looks_like_a_matrix(constant):
+                raise ValueError(
+                    f"diffusion is a matrix of shape {tuple(constant.shape)}. {DIAGONAL}"
+                )
+            (scale,), shape = as_parameters(validate_args, scale=constant)
             diffusion = _Constant(scale)
         for name, f in (("drift", drift), ("diffusion", diffusion)):
             if not callable(f):
@@ -99,6 +106,13 @@ class SDEPath(PathDistribution):
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         f, g = self._evaluate(t, z)
         return f.expand_as(z), g.expand_as(z)
+
+
+def _looks_like_a_matrix(x: Any) -> bool:
+    """Whether it can be no diagonal of positive numbers, or a batch of such, and is square."""
+    return (
+        torch.is_tensor(x) and x.dim() > 1 and x.shape[-1] == x.shape[-2] and bool((x <= 0).any())
+    )
 
 
 def _ask(f: Any, method: str, t: Tensor) -> Any:

@@ -60,9 +60,9 @@ class SDEBlock(PyroModule):
         ...         self.block = SDEBlock(field, augment=2)
         ...         self.head = nn.Linear(3, 1)
         ...
-        ...     def forward(self, x, y=None):
+        ...     def forward(self, x, y=None, size=None):  # size: of all data, if x is a mini-batch
         ...         mean = self.head(self.block(x)).squeeze(-1)
-        ...         with pyro.plate("data", len(x)):
+        ...         with pyro.plate("data", size or len(x), subsample_size=len(x)):
         ...             return pyro.sample("y", dist.Normal(mean, 0.1), obs=y)
         >>> x = torch.linspace(-1.0, 1.0, 5).unsqueeze(-1)
         >>> guide = AutoSDE(Net()).setup(x, torch.zeros(5))

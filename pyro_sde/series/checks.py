@@ -11,6 +11,7 @@ from ..times import tolerance_of
 
 __all__ = [
     "check_finite",
+    "check_rounding",
     "check_series",
     "check_times",
     "check_values",
@@ -51,6 +52,7 @@ def check_series(
     :param end: The latest time allowed.
     :param names: What to call each series in errors, its number unless given.
     """
+    times, values, mask = (torch.as_tensor(x) for x in (times, values, mask))
     rows = observed_rows(times, mask)
     if values.dim() != 3 or values.shape[:2] != times.shape:
         raise ValueError(
@@ -116,6 +118,20 @@ def check_finite(times: Tensor, rows: Tensor, names: Sequence | None) -> None:
     if bool(bad.any()):
         who, (s, i) = _first(bad, names)
         raise ValueError(f"{who}: times[{i}] is {times[s, i].item()}; drop rows without a time")
+
+
+def check_rounding(exact: Tensor, times: Tensor, lengths: Tensor, names: Sequence | None) -> None:
+    """Refuse times that their dtype rounds by a tenth of their mean distance, or more."""
+    error = (exact - times).abs().amax(-1)
+    distance = (exact[:, -1] - exact[:, 0]).abs() / (lengths - 1).clamp(min=1)
+    bad = (distance > 0) & (error >= 0.1 * distance)
+    if bool(bad.any()):
+        who, (s,) = _first(bad, names)
+        raise ValueError(
+            f"{who}: {times.dtype} rounds its times by up to {error[s].item():.2g}, and they are "
+            f"{distance[s].item():.3g} apart on average; subtract the first time, or pass "
+            "dtype=torch.float64"
+        )
 
 
 def check_within(

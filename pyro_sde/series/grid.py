@@ -41,7 +41,9 @@ def series_grid(
     :param end: The last time of every grid, by default the largest of all times.
     :returns: Grids of shape ``(S, T)``.
     """
-    rows = observed_rows(times, torch.ones_like(times, dtype=torch.bool) if mask is None else mask)
+    times = torch.as_tensor(times)
+    mask = torch.ones_like(times, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+    rows = observed_rows(times, mask)
     check_finite(times, rows, None)
     known = times[torch.isfinite(times)]
     if not known.numel():

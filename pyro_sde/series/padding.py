@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_times, check_values
+from .._checks import as_tensor
+from .checks import check_rounding, check_times, check_values
 
 __all__ = ["Series", "fill_missing", "pad_series"]
 
@@ -93,10 +94,12 @@ def pad_series(
     row = lengths.cumsum(0).unsqueeze(-1) - lengths.unsqueeze(-1)
     index = row + torch.minimum(place, lengths.unsqueeze(-1) - 1)
     present = place < lengths.unsqueeze(-1)
-    times = t.to(y.device)[index]
+    exact = t.to(y.device)[index]
+    times = exact.to(dtype)
     padded = y[index]
     mask = present.unsqueeze(-1) & ~padded.isnan()
     check_times(times, present, None, None, names)
+    check_rounding(exact, times, lengths, names)
     check_values(padded, mask, names)
     return Series(times, *fill_missing(padded, mask))
 
@@ -125,6 +128,7 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
     """
     if values is None:
         return None, True if mask is None else mask
+    values, mask = as_tensor(values), as_tensor(mask)
     seen = ~values.isnan()
     if mask is not None:
         mask = mask.to(torch.bool)
@@ -146,7 +150,7 @@ def _from_pairs(data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     for i, pair in enumerate(data):
         if len(pair) != 2:
             raise ValueError(f"series {i} must be a pair (times, values): found {len(pair)} parts")
-        t = _numbers(pair[0], f"series {i}: times", dtype)
+        t = _numbers(pair[0], f"series {i}: times", torch.float64)
         y = _numbers(pair[1], f"series {i}: values", dtype)
         y = y.unsqueeze(-1) if y.dim() == 1 else y
         if t.dim() != 1 or y.dim() != 2 or len(t) != len(y):
@@ -191,7 +195,7 @@ def _from_table(
         count = np.isin(codes, [number[k] for k in nameless]).sum()
         raise ValueError(f"column {series!r} is missing in {count} rows: drop them, or fill it in")
     order = torch.from_numpy(codes.argsort(kind="stable"))
-    t = _numbers(columns[time], f"column {time!r}", dtype)
+    t = _numbers(columns[time], f"column {time!r}", torch.float64)
     y = torch.stack([_numbers(columns[v], f"column {v!r}", dtype) for v in values], -1)
     return t[order], y[order], torch.from_numpy(np.bincount(codes)), list(number)
 

@@ -7,14 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Batches", "as_arguments"]
+from .._checks import as_tensor
+
+__all__ = ["Batches", "as_arguments", "name_missing"]
 
 
 def as_arguments(data: Any) -> tuple[tuple, dict[str, Any]]:
-    """A tuple is positional arguments, a dict is named ones, all else is one argument."""
-    if isinstance(data, tuple):
-        return data, {}
-    return ((), dict(data)) if isinstance(data, dict) else ((data,), {})
+    """A tuple is positional arguments, a dict is named ones, all else is one argument. Arrays of
+    numpy become tensors."""
+    if isinstance(data, dict):
+        return (), {name: as_tensor(x) for name, x in data.items()}
+    return tuple(map(as_tensor, data if isinstance(data, tuple) else (data,))), {}
+
+
+def name_missing(args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """What to say of NaN in the arguments of a model; None if there are none."""
+    named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    for name, x in named.items():
+        if isinstance(x, Tensor) and bool(x.isnan().any()):
+            which = f"argument {name} of the data" if isinstance(name, int) else repr(name)
+            return (
+                f"{which} has {int(x.isnan().sum())} NaN. If values are missing, mask them: "
+                "values, mask = pyro_sde.fill_missing(values), and the likelihood is "
+                "dist.Normal(...).mask(mask)"
+            )
+    return None
 
 
 class Batches:

@@ -77,8 +77,11 @@ def fit(
     run that is finished is loaded, not trained.
 
     With mini-batches the model is told the size of the whole by its plate, so that the likelihood
-    is scaled up. Where it needs to know which rows it has been given (AutoSDE does, of paths
-    inside of the plate without an encoder), make their numbers a part of the data::
+    is scaled up: ``pyro.plate("data", n, subsample_size=len(y))``. A model that takes a batch for
+    all of the data is an error. So are parameters that the loss depends on and Pyro does not know,
+    those of a torch module that the model has not registered by ``pyro.module``, say, as they
+    would not be trained. Where the model needs to know which rows it has been given (AutoSDE does,
+    of paths inside of the plate without an encoder), make their numbers a part of the data::
 
         def model(index, y):                                # data = (torch.arange(n), y)
             with pyro.plate("series", n, subsample=index):
@@ -99,7 +102,8 @@ def fit(
 
     :param model: The model: a function with parameters in Pyro's store, or a PyroModule.
     :param guide: The guide, of any kind.
-    :param data: The arguments of both: a tuple, a dict by name, or a single one.
+    :param data: The arguments of both: a tuple, a dict by name, or a single one. Arrays of numpy
+        become tensors, floating point numbers in torch's default dtype.
     :param steps: How many steps; or
     :param epochs: how often to go through the data; without ``batch_size`` an epoch is a step.
     :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees.

@@ -23,8 +23,9 @@ from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
 from ..infer import ElboTerms, anneal_kl, record_parts
 from . import state as states
-from .batches import Batches, as_arguments
+from .batches import Batches, as_arguments, name_missing
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .first_step import FirstStep
 from .history import History
 
 __all__ = ["Diverged", "Training"]
@@ -76,14 +77,20 @@ class Training:
     """The step of the last checkpoint."""
     has_warned: bool = False
     _best_data: float = -math.inf
+    _is_checked: bool = False
 
     def take_step(self) -> None:
         args, kwargs = self.batches(self.step)
         weight = self.weight(self.step)
         weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
-        with record_parts() as parts, poutine.trace(param_only=True) as capture, weighing:
+        first = None if self._is_checked else FirstStep()
+        watching = poutine.trace(param_only=True)
+        with record_parts() as parts, watching as capture, weighing, first or nullcontext():
             loss = self._loss_and_grads(args, kwargs)
         found = states.met_parameters(capture)
+        if first is not None:
+            first.check(self.batches, list(found.values()), model=self.model, guide=self.guide)
+            self._is_checked = True
         self.parameters.update(found)
         self._check(loss, found)
         params = list(dict.fromkeys(found.values()))
@@ -101,6 +108,9 @@ class Training:
         try:
             return float(self.elbo.loss_and_grads(self.model, self.guide, *args, **kwargs))
         except (ValueError, ArithmeticError, SolutionError) as e:
+            missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
+            if missing is not None:
+                raise ValueError(f"{missing}. The model fails: {e}") from e
             # What is checked refuses what would have made a NaN. Before any step it is the data's.
             if self.step == 0 or not (isinstance(e, SolutionError) or _NOT_FINITE.search(str(e))):
                 raise
@@ -125,6 +135,9 @@ class Training:
         kept = "There is no checkpoint yet"
         if self.saved is not None:
             kept = f"The last checkpoint, after step {self.saved}, is {self.path}"
+        missing = name_missing(*self.batches(self.step))
+        if missing is not None:
+            problem = f"{missing}; {problem}"
         return (
             f"{problem} in step {self.step + 1}. The parameters are those after step {self.step}. "
             f"{kept}. Try a lower learning rate, clipping, smaller steps of the grid or a larger "

@@ -1,0 +1,147 @@
+"""What the first step of a training shows: whether all data count, and all parameters learn."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer.util import zero_grads
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+
+from .._checks import broadcast_shapes, broadcasts_to
+from .batches import Batches
+from .state import keep_random_state
+
+__all__ = ["FirstStep"]
+
+
+class FirstStep(Messenger):
+    """Around the first evaluation of an ELBO: sees the sites of model and guide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: dict[str, float | Tensor] = {}
+        """By observed site."""
+        self._seen: set[Any] = set()
+        self._leaves: list[Tensor] = []
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value, fn = msg["value"], msg["fn"]
+        if not msg["is_observed"]:
+            return
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"site {msg['name']!r} is observed at a {type(value).__name__}: pass a tensor, "
+                "obs=torch.as_tensor(...)"
+            )
+        shape = fn.batch_shape + fn.event_shape
+        if not broadcasts_to(value.shape, shape) and _broadcast(value.shape, shape):
+            raise ValueError(
+                f"site {msg['name']!r} is observed at a value of shape {tuple(value.shape)}, and "
+                f"its distribution has batch_shape {tuple(fn.batch_shape)} and event_shape "
+                f"{tuple(fn.event_shape)}: both would be expanded to more numbers than were "
+                "observed. Reshape one of them, by unsqueeze(-1) or [..., 0], say, or put the site "
+                "into a plate"
+            )
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if msg["is_observed"]:
+            self.scales[msg["name"]] = msg["scale"]
+        self._follow(msg["value"])
+        # A guide that is a messenger leaves the model's prior in infer.
+        for fn in (msg["fn"], msg["infer"].get("prior")):
+            # What has no density at its value is refused by the ELBO, which knows more to say.
+            with keep_random_state(), poutine.block(), suppress(ValueError, NotImplementedError):
+                self._follow(None if fn is None else fn.log_prob(msg["value"]))
+
+    def _follow(self, x: Any) -> None:
+        """Note the leaves of the graph of ``x``."""
+        if not isinstance(x, Tensor) or not x.requires_grad:
+            return
+        if x.grad_fn is None:
+            self._leaves.append(x)
+            return
+        queue: list[Any] = [x.grad_fn]
+        while queue:
+            node = queue.pop()
+            if node is None or node in self._seen:
+                continue
+            self._seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                self._leaves.append(leaf)
+            queue.extend(before for before, _ in node.next_functions)
+
+    def check(self, batches: Batches, found: list[Tensor], **functions: Callable) -> None:
+        """Refuse a training in which a mini-batch is taken for all of the data, or in which a
+        parameter has a gradient and no optimiser.
+
+        :param found: The unconstrained parameters that Pyro knows.
+        :param functions: Model and guide, in which parameters are looked up for their names.
+        """
+        known = {id(p) for p in found}
+        others = {id(p): p for p in self._leaves if id(p) not in known}
+        problem = self._unscaled(batches)
+        if problem is None and others:
+            names = _names(others, functions)
+            problem = (
+                "the loss depends on parameters that Pyro does not know, so they would not be "
+                f"trained: {', '.join(names[:5])}{', ...' * (len(names) > 5)}. Make the model a "
+                'pyro.nn.PyroModule that holds their modules, or call pyro.module("name", module) '
+                "in the model. A second model or guide with the names of a first one needs "
+                "pyro.clear_param_store() before it, and what is to stay as it is "
+                "requires_grad_(False)"
+            )
+        if problem is not None:
+            zero_grads([*found, *others.values()])
+            raise ValueError(problem)
+
+    def _unscaled(self, batches: Batches) -> str | None:
+        rows, size = batches.rows, batches.size
+        if rows is None or size is None or rows == size or not self.scales:
+            return None
+        if any(bool((torch.as_tensor(s) != 1).any()) for s in self.scales.values()):
+            return None
+        return (
+            f"batch_size={size} of {rows} rows, but no observed site ({', '.join(self.scales)}) is "
+            f"scaled up by {rows / size:g}: the model takes a batch for all of the data. Tell its "
+            f'plate how many rows there are: pyro.plate("data", {rows}, subsample_size=len(x))'
+        )
+
+
+def _broadcast(*shapes: torch.Size) -> bool:
+    try:
+        return bool(broadcast_shapes(*shapes))
+    except RuntimeError:
+        return False  # an error of its own, when the density is computed
+
+
+def _names(parameters: dict[int, Tensor], functions: dict[str, Callable]) -> list[str]:
+    names: dict[int, str] = {}
+    for role, f in functions.items():
+        for name, p in _parameters_of(poutine.unwrap(f), role):
+            names.setdefault(id(p), name)
+    return [names.get(i, f"one of shape {tuple(p.shape)}") for i, p in parameters.items()]
+
+
+def _parameters_of(f: Any, role: str, depth: int = 2) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a module, or of what a function (and those that it calls, to a depth) has
+    captured, each with a name."""
+    if isinstance(f, nn.Module):
+        yield from ((f"{role}.{name}", p) for name, p in f.named_parameters())
+        return
+    if not inspect.isfunction(f):
+        return
+    captured = inspect.getclosurevars(f)
+    for name, x in {**captured.globals, **captured.nonlocals}.items():
+        if isinstance(x, nn.Module):
+            yield from ((f"{name}.{key}", p) for key, p in x.named_parameters())
+        elif isinstance(x, Tensor):
+            yield name, x
+        elif depth:
+            yield from _parameters_of(x, role, depth - 1)
