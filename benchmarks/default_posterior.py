@@ -182,9 +182,9 @@ def ou_parameters() -> Problem:
     times = torch.linspace(0.0, 10.0, 21)
     t = times[1:].double()
     priors = {name: dist.LogNormal(math.log(m), s) for name, m, s in
-              (("rate", 1.0, 0.5), ("scale", 1.0, 0.5), ("noise", 0.3, 0.5))}  # fmt: skip
+              (("rate", 1.0, 0.5), ("scale", 1.0, 0.5), ("noise", 0.5, 0.5))}  # fmt: skip
     torch.manual_seed(0)
-    K = _ou_covariance(t, 1.0, 1.0) + 0.3**2 * torch.eye(len(t), dtype=t.dtype)
+    K = _ou_covariance(t, 1.0, 1.0) + 0.5**2 * torch.eye(len(t), dtype=t.dtype)
     y = dist.MultivariateNormal(torch.zeros_like(t), K).sample()
 
     def model(y: Tensor) -> None:
@@ -193,10 +193,10 @@ def ou_parameters() -> Problem:
         pyro.sample("y", dist.Normal(z[..., 1:, 0], noise).to_event(1), obs=y)
 
     axes = [torch.linspace(m - 5 * 0.5, m + 5 * 0.5, 61, dtype=t.dtype)
-            for m in (0.0, 0.0, math.log(0.3))]  # fmt: skip
+            for m in (0.0, 0.0, math.log(0.5))]  # fmt: skip
     logs = torch.cartesian_prod(*axes)
     log_p = torch.zeros(len(logs), dtype=t.dtype)
-    for k, m in enumerate((0.0, 0.0, math.log(0.3))):
+    for k, m in enumerate((0.0, 0.0, math.log(0.5))):
         log_p += dist.Normal(m, 0.5).log_prob(logs[:, k]).to(t.dtype)
     for part in torch.arange(len(logs)).split(5000):
         rate, scale, noise = (x.reshape(-1, 1, 1) for x in logs[part].exp().unbind(-1))
@@ -265,8 +265,12 @@ def train(problem: Problem, seed: int, args: argparse.Namespace, **options: obje
     svi = SVI(problem.model, guide, optim, elbo)
     for _ in trange(args.steps, leave=False, disable=not args.progress):
         svi.step(problem.data)
-    elbo.num_particles = 20_000
-    values = []
+    return evaluate(problem, guide)
+
+
+def evaluate(problem: Problem, guide: AutoSDE) -> Found:
+    elbo = TraceSDE_ELBO(num_particles=20_000, vectorize_particles=True, max_plate_nesting=0)
+    values = torch.tensor([])
     with torch.no_grad():
         for p, q in elbo._get_traces(problem.model, guide, (problem.data,), {}):
             log_p = sum(s["log_prob"] for s in p.nodes.values() if s["type"] == "sample")

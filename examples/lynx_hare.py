@@ -13,7 +13,6 @@ import argparse
 import csv
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pyro
@@ -21,7 +20,6 @@ import pyro.distributions as dist
 import torch
 from common import EXACT, POSTERIOR, parser, plt, save, train
 from pyro.infer import Predictive
-from pyro.infer.autoguide import AutoMultivariateNormal, init_to_median
 from torch import Tensor
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, select, time_grid
@@ -78,8 +76,7 @@ def fit(args: argparse.Namespace, years: Tensor, pelts: Tensor) -> tuple[Tensor,
     pyro.clear_param_store()
     grid = time_grid(years[0], years[-1], dt=1 / args.steps)
     model = make_model(grid, years)
-    rates = partial(AutoMultivariateNormal, init_loc_fn=init_to_median)
-    guide = AutoSDE(model, contraction=True, other_guide=rates, condition_on=True)
+    guide = AutoSDE(model)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, pelts, clip=10.0)
     elbo.num_particles = SAMPLES

@@ -149,7 +149,11 @@ class _WithContext:
         return self.control(t, z, self.context(t))
 
     def on_grid(self, t: Tensor) -> GridControl:
-        return grid_control(self.control, t, self.context(t))
+        context = self.context(t)
+        if context.dim() < t.dim():  # the same at all times
+            context = context.reshape((1,) * (t.dim() - context.dim()) + context.shape)
+            context = context.expand(len(t), *context.shape[1:])
+        return grid_control(self.control, t, context)
 
 
 class _Until:

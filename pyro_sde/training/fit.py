@@ -59,7 +59,8 @@ def fit(
 
         pyro.set_rng_seed(seed)
         optim = PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, {
-            "optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "lr_lambda": schedule})
+            "optimizer": torch.optim.Adam, "lr_lambda": schedule,
+            "optim_args": {"lr": lr, "betas": (0.9, 0.99)}})
         svi = SVI(model, guide, optim, TraceSDE_ELBO())
         for i in range(steps):
             with anneal_kl(kl_weight(i, anneal)):
@@ -107,8 +108,10 @@ def fit(
     :param steps: How many steps; or
     :param epochs: how often to go through the data; without ``batch_size`` an epoch is a step.
     :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees.
-    :param lr: The largest learning rate of Adam, 0.01 if not given.
-    :param schedule: ``"cosine"``, ``"one_cycle"``, or a function from the step to a factor of it.
+    :param lr: The largest learning rate of Adam, 0.02 if not given. Its memory of squared gradients
+        is of 100 steps: the first ones, from the prior to the data, are much larger than all others.
+    :param schedule: ``"cosine"`` (the default), ``"constant"``, ``"one_cycle"``, or a function from
+        the step to a factor of the rate.
     :param optim: An optimiser of Pyro in the place of both.
     :param elbo: The ELBO, by default :class:`~pyro_sde.TraceSDE_ELBO`.
     :param clip: The largest norm of all gradients together.
@@ -152,7 +155,7 @@ def fit(
         )
     factor = make_schedule(schedule, total)
     if optim is None:
-        lr = 0.01 if lr is None else lr
+        lr = 0.02 if lr is None else lr
         optim = _adam(lr, factor)
     training = Training(
         model,
@@ -183,7 +186,11 @@ def fit(
 def _adam(lr: float, factor: Callable[[int], float]) -> PyroOptim:
     return PyroLRScheduler(
         torch.optim.lr_scheduler.LambdaLR,
-        {"optimizer": torch.optim.Adam, "optim_args": {"lr": lr}, "lr_lambda": factor},
+        {
+            "optimizer": torch.optim.Adam,
+            "optim_args": {"lr": lr, "betas": (0.9, 0.99)},
+            "lr_lambda": factor,
+        },
     )
 
 

@@ -37,13 +37,13 @@ def make_schedule(schedule: str | Schedule | None, steps: int) -> Schedule:
         >>> [round(rise_and_fall(i), 3) for i in (0, 3, 10)]
         [0.04, 1.0, 0.0]
 
-    :param schedule: ``"constant"`` (None), ``"cosine"`` (from 1 to 0), ``"one_cycle"`` (from 0.04
+    :param schedule: ``"constant"``, ``"cosine"`` (None; from 1 to 0), ``"one_cycle"`` (from 0.04
         up to 1 within the first three tenths, then down to 1e-4) or such a function itself.
     :param steps: How many there are.
     """
     if callable(schedule):
         return schedule
-    shape = _NAMED.get(schedule or "constant")
+    shape = _NAMED.get(schedule or "cosine")
     if shape is None:
         raise ValueError(
             f"schedule must be one of {', '.join(_NAMED)}, or a function from the step to a "
