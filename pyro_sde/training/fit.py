@@ -108,8 +108,8 @@ def fit(
     :param steps: How many steps; or
     :param epochs: how often to go through the data; without ``batch_size`` an epoch is a step.
     :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees.
-    :param lr: The largest learning rate of Adam, 0.02 if not given. Its memory of squared gradients
-        is of 100 steps: the first ones, from the prior to the data, are much larger than all others.
+    :param lr: The largest learning rate of Adam, 0.02 if not given. It remembers squared
+        gradients for 100 steps: the first, from the prior to the data, are larger than all others.
     :param schedule: ``"cosine"`` (the default), ``"constant"``, ``"one_cycle"``, or a function from
         the step to a factor of the rate.
     :param optim: An optimiser of Pyro in the place of both.
