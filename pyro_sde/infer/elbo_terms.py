@@ -14,7 +14,7 @@ from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine import Trace
 from torch import Tensor
-from torch.distributions import MultivariateNormal, kl_divergence
+from torch.distributions import MultivariateNormal, TransformedDistribution, kl_divergence
 
 from ..simulation.step import whiten
 
@@ -175,12 +175,22 @@ def kl_by_site(model: Trace, guide: Trace, analytic: bool) -> Iterator[tuple[str
 def _by_latent(site: Any) -> dict[str, Tensor]:
     """The log density of a joint auxiliary site by latent, each given those before it; empty if
     the site is of another kind."""
-    sizes, fn = (site or {}).get("latent_sizes"), (site or {}).get("fn")
-    if not sizes or not isinstance(fn, MultivariateNormal):
+    sizes = None if site is None else site.get("latent_sizes")
+    if not sizes:
         return {}
-    eps = whiten(fn.loc, fn.scale_tril, site["value"])
+    fn, x, log_slopes = site["fn"], site["value"], 0.0
+    if isinstance(fn, TransformedDistribution) and not any(
+        t.domain.event_dim for t in fn.transforms
+    ):
+        for transform in reversed(fn.transforms):
+            y, x = x, transform.inv(x)
+            log_slopes = log_slopes + transform.log_abs_det_jacobian(x, y)
+        fn = fn.base_dist
+    if not isinstance(fn, MultivariateNormal):
+        return {}
+    eps = whiten(fn.loc, fn.scale_tril, x)
     log_scale = fn.scale_tril.diagonal(dim1=-2, dim2=-1).log()
-    log_q = -0.5 * eps.square() - log_scale - 0.5 * math.log(2 * math.pi)
+    log_q = -0.5 * eps.square() - log_scale - 0.5 * math.log(2 * math.pi) - log_slopes
     parts = (x.sum(-1) for x in log_q.split(list(sizes.values()), -1))
     scaled = (scale_and_mask(x, site["scale"], site["mask"]).sum() for x in parts)
     return dict(zip(sizes, scaled, strict=True))
