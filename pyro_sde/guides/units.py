@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,21 +65,36 @@ def location_and_scale(prior: Distribution, like: Tensor) -> Units:
         found = (location_and_scale(p, x) for p, x in zip(prior.parts, parts, strict=True))
         loc, scale = (side_by_side(x) for x in zip(*found, strict=True))
         return loc, scale
-    if isinstance(prior, TransformedDistribution) and not any(
-        t.domain.event_dim or t.codomain.event_dim for t in prior.transforms
+    if isinstance(prior, TransformedDistribution) and all(
+        t.bijective and not (t.domain.event_dim or t.codomain.event_dim) for t in prior.transforms
     ):
         loc, scale = location_and_scale(prior.base_dist, like)
         for t in prior.transforms:
             loc, scale = _push(loc, scale, t)
         return loc, scale
-    try:
-        loc, scale = prior.mean, prior.stddev
-    except NotImplementedError:
-        pass
-    else:
+    for find in (_moments, partial(_quantiles, like=like), _parameters):
+        try:
+            loc, scale = find(prior)
+        except (NotImplementedError, AttributeError):
+            continue
         if bool(torch.isfinite(loc).all() and torch.isfinite(scale).all()):
             return loc, scale
     return torch.zeros_like(like), torch.ones_like(like)
+
+
+def _moments(prior: Distribution) -> Units:
+    return prior.mean, prior.stddev
+
+
+def _quantiles(prior: Any, like: Tensor) -> Units:
+    """For tails without moments: a Cauchy law, say."""
+    median, high = (prior.icdf(like.new_tensor(p)) for p in (0.5, 0.84))
+    return median, high - median
+
+
+def _parameters(prior: Any) -> Units:
+    """Those of a StudentT without a variance, say."""
+    return prior.loc, prior.scale
 
 
 def _push(loc: Tensor, scale: Tensor, f: Callable[[Tensor], Tensor]) -> Units:

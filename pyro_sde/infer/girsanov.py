@@ -68,22 +68,27 @@ def _initial_divergence(
                 "Distribution as initial"
             )
         return 0.0
+    if isinstance(p0, PartlyFixed):
+        _check_fixed_entries(q0, p0)
     if isinstance(q0, Tensor):
         return -p0.log_prob(z0)
     if isinstance(p0, PartlyFixed) and isinstance(q0, PartlyFixed):
-        return _divergence_of_partly_fixed(q0, p0, z0, estimator)
+        return _divergence_of_laws(q0.law, p0.law, p0.drawn(z0), estimator)
     return _divergence_of_laws(q0, p0, z0, estimator)
 
 
-def _divergence_of_partly_fixed(
-    q0: PartlyFixed, p0: PartlyFixed, z0: Tensor, estimator: str
-) -> Tensor:
-    if q0.is_drawn != p0.is_drawn or bool(p0.log_prob_of_fixed(q0.fixed).isinf().any()):
-        raise ValueError(
-            "the model's path and the guide's start at different points, where they are fixed: the "
-            "KL is infinite. Give both the same initial, entry by entry"
-        )
-    return _divergence_of_laws(q0.law, p0.law, p0.drawn(z0), estimator)
+def _check_fixed_entries(q0: Any, p0: PartlyFixed) -> None:
+    point = q0.fixed if isinstance(q0, PartlyFixed) else q0
+    if (
+        isinstance(point, Tensor)
+        and not bool(p0.log_prob_of_fixed(point).isinf().any())
+        and (point is q0 or q0.is_drawn == p0.is_drawn)
+    ):
+        return
+    raise ValueError(
+        "the model's path and the guide's start at different points, where they are fixed: the "
+        "KL is infinite. Give both the same initial, entry by entry"
+    )
 
 
 def _divergence_of_laws(q0: Distribution, p0: Distribution, z0: Tensor, estimator: str) -> Tensor:
