@@ -10,10 +10,18 @@ from pyro.nn.module import PyroModule, PyroParam
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from .._checks import broadcast_shapes
 from ..distributions.starts import PartlyFixed, side_by_side
 from ..simulation.network import outputs_of, split_control
-from ..simulation.step import contraction_scale, displace
-from .units import to_support, unconstrained_units
+from ..simulation.step import (
+    contraction_between,
+    contraction_scale,
+    displace,
+    is_matrix,
+    triangle_places,
+    whiten,
+)
+from .units import push_units, to_support, unconstrained_units
 
 __all__ = ["StartPosterior"]
 
@@ -77,13 +85,35 @@ class StartPosterior(PyroModule):
             nn.init.zeros_(last.bias)
         values = like.new_zeros((*shape, outputs))
         if start is not None:
-            loc, scale = unconstrained_units(law, None, like.new_zeros(d))
-            values[..., :d] = (start[0] - loc) / scale
-            values[..., d : 2 * d] = (start[1] / scale).log()
+            values[:] = self._values_at(initial, law, transform, like, start)
         if not encoded:
             self.values = PyroParam(values, event_dim=1 + event_dims)
         elif start is not None:  # one bias for all series: their mean, where the starts differ
             last.bias.data.copy_(values.reshape(-1, outputs).mean(0))
+
+    @torch.no_grad()
+    def _values_at(
+        self, initial: Distribution, law: Distribution, transform: Any, like: Tensor, start: Any
+    ) -> Tensor:
+        """The parameters for which the start has that mean and that standard deviation."""
+        mean, sd = torch.broadcast_tensors(
+            *(torch.as_tensor(x).to(like) for x in start), like.new_empty(initial.event_shape)
+        )[:2]
+        if isinstance(initial, PartlyFixed):
+            mean, sd = initial.drawn(mean), initial.drawn(sd)
+        if transform is not None:
+            mean, sd = push_units(mean, sd, transform.inv)
+        is_full = self.kind == "full"
+        loc, scale = unconstrained_units(law, transform, mean, matrix=is_full)
+        shape = broadcast_shapes(mean.shape, loc.shape)
+        if is_full:
+            matrix = scale if is_matrix(scale, loc) else torch.diag_embed(scale.expand_as(loc))
+            scale = matrix.expand(*shape, self.dim)
+        shift = whiten(loc, scale, mean.expand(shape))
+        spread = contraction_between(sd, scale, shift)
+        if is_full:
+            spread = spread.flatten(-2)[..., triangle_places(self.dim, spread.device)]
+        return torch.cat([shift, spread], -1)
 
     def forward(
         self, prior: Distribution, encoded: Tensor | None = None, latents: Tensor | None = None

@@ -19,7 +19,7 @@ from torch.distributions.transforms import ComposeTransform, IndependentTransfor
 
 from ..distributions.starts import SideBySide, side_by_side
 
-__all__ = ["location_and_scale", "to_support", "unconstrained_units"]
+__all__ = ["location_and_scale", "push_units", "to_support", "unconstrained_units"]
 
 Units = tuple[Tensor, Tensor]
 
@@ -53,7 +53,7 @@ def unconstrained_units(
         return loc, scale
     if transform.inverse_shape(prior.event_shape) != prior.event_shape:
         return torch.zeros_like(like), torch.ones_like(like)  # a simplex, say
-    return _push(loc, scale, transform.inv)
+    return push_units(loc, scale, transform.inv)
 
 
 def location_and_scale(prior: Distribution, like: Tensor) -> Units:
@@ -70,7 +70,7 @@ def location_and_scale(prior: Distribution, like: Tensor) -> Units:
     ):
         loc, scale = location_and_scale(prior.base_dist, like)
         for t in prior.transforms:
-            loc, scale = _push(loc, scale, t)
+            loc, scale = push_units(loc, scale, t)
         return loc, scale
     for find in (_moments, partial(_quantiles, like=like), _parameters):
         try:
@@ -97,7 +97,7 @@ def _parameters(prior: Any) -> Units:
     return prior.loc, prior.scale
 
 
-def _push(loc: Tensor, scale: Tensor, f: Callable[[Tensor], Tensor]) -> Units:
+def push_units(loc: Tensor, scale: Tensor, f: Callable[[Tensor], Tensor]) -> Units:
     """The units of f(x) from those of x, for an elementwise f."""
     at = f(loc)
     width = (f(loc + scale) - at).abs()

@@ -147,7 +147,8 @@ def _expand_scale(scale: Tensor, loc: Tensor, shape: torch.Size) -> Tensor:
 
 def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
     """The log density at ``z0`` with the parameters of ``q0`` stopped."""
-    if not torch.is_grad_enabled():
+    # Where the parameters move the support, the score has a mean: nothing may be stopped.
+    if not torch.is_grad_enabled() or _has_learned_support(q0):
         return q0.log_prob(z0)
     point = z0.detach().requires_grad_()
     log_q = q0.log_prob(point)
@@ -157,6 +158,22 @@ def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
     if slope is None:
         return log_q.detach()
     return log_q.detach() + (slope * (z0 - z0.detach())).sum(-1)
+
+
+def _has_learned_support(law: Distribution) -> bool:
+    try:
+        return _is_learned(law.support)
+    except NotImplementedError:
+        return False
+
+
+def _is_learned(support: Any) -> bool:
+    """Whether a constraint has bounds with gradients, as that of a Uniform law may."""
+    if isinstance(support, Tensor):
+        return support.requires_grad
+    if isinstance(support, list):
+        return any(_is_learned(x) for x in support)
+    return any(_is_learned(x) for x in getattr(support, "__dict__", {}).values())
 
 
 def _pair(q: Distribution, p: Distribution, value: Tensor) -> tuple[WrappedPath, Any, Any, Tensor]:

@@ -91,8 +91,9 @@ def test_each_particle_reads_its_own_latents(name):
 def test_what_is_read():
     guide = AutoSDE(mixed, condition_on=True).setup(Y)
     assert list(guide.paths.z.reader.dims) == ["scale", "dyn.rate", "noise"]
-    # LogNormal(0, 1/2) and HalfNormal(1) by what they are made of, Gamma(2, 2) by its mean.
-    expected = [1.0, 1.0, 0.0], [math.exp(0.5) - 1, math.sqrt(0.5), 1.0]
+    # LogNormal(0, 1/2) by what it is made of, Gamma(2, 2) and HalfNormal(1) by their moments.
+    locs = [1.0, 1.0, math.sqrt(2 / math.pi)]
+    expected = locs, [math.exp(0.5) - 1, math.sqrt(0.5), math.sqrt(1 - 2 / math.pi)]
     reader = guide.paths.z.reader
     for found, numbers in zip((reader.loc, reader.scale), expected, strict=True):
         torch.testing.assert_close(found, torch.tensor(numbers), rtol=1e-6, atol=1e-12)
@@ -115,7 +116,10 @@ def vector(y=None):
 def test_latents_of_any_shape():
     guide = shaken(vector, Y, condition_on=True)
     reader = guide.paths.z.reader
-    assert reader.loc.tolist() == [0.0] * 7 and reader.scale.tolist() == [2.0] * 6 + [1.0]
+    # A HalfCauchy by its median and the quantile of 84 %.
+    width = math.tan(0.42 * math.pi) - 1
+    for found, numbers in ((reader.loc, [0.0] * 6 + [1.0]), (reader.scale, [2.0] * 6 + [width])):
+        torch.testing.assert_close(found, torch.tensor(numbers))
     options = {"num_particles": 3, "vectorize_particles": True, "max_plate_nesting": 0}
     full = TraceSDE_ELBO(path_estimator="full", **options)
     stock = pyro.infer.Trace_ELBO(**options)
