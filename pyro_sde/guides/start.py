@@ -14,8 +14,8 @@ from .._checks import broadcast_shapes
 from ..distributions.starts import PartlyFixed, side_by_side
 from ..simulation.network import outputs_of, split_control
 from ..simulation.step import (
+    compose,
     contraction_between,
-    contraction_scale,
     displace,
     is_matrix,
     triangle_places,
@@ -103,16 +103,14 @@ class StartPosterior(PyroModule):
             mean, sd = initial.drawn(mean), initial.drawn(sd)
         if transform is not None:
             mean, sd = push_units(mean, sd, transform.inv)
-        is_full = self.kind == "full"
-        loc, scale = unconstrained_units(law, transform, mean, matrix=is_full)
-        shape = broadcast_shapes(mean.shape, loc.shape)
-        if is_full:
-            matrix = scale if is_matrix(scale, loc) else torch.diag_embed(scale.expand_as(loc))
-            scale = matrix.expand(*shape, self.dim)
-        shift = whiten(loc, scale, mean.expand(shape))
+        loc, scale = _units(law, transform, mean)
+        shift = whiten(loc, scale, mean.expand_as(loc))
         spread = contraction_between(sd, scale, shift)
-        if is_full:
+        if self.kind == "full":
+            spread = spread if is_matrix(spread, shift) else torch.diag_embed(spread)
             spread = spread.flatten(-2)[..., triangle_places(self.dim, spread.device)]
+        elif is_matrix(spread, shift):
+            spread = spread.diagonal(dim1=-2, dim2=-1)
         return torch.cat([shift, spread], -1)
 
     def forward(
@@ -132,12 +130,21 @@ class StartPosterior(PyroModule):
         shift, spread = split_control(found, self.dim, self.kind)
         assert spread is not None
         transform = to_support(prior)
-        loc, scale = unconstrained_units(prior, transform, shift, matrix=self.kind == "full")
-        loc, factor = displace(loc, scale, shift), contraction_scale(spread, shift)
-        if self.kind == "diagonal":
-            q: Any = Normal(loc, scale * factor).to_event(1)
-        elif scale.dim() > 1 and isinstance(prior, torch.distributions.MultivariateNormal):
-            q = MultivariateNormal(loc, scale_tril=scale @ factor)
+        loc, scale = _units(prior, transform, shift)
+        shift = shift.expand_as(loc)
+        if self.kind == "full":
+            spread = spread.expand(*loc.shape, self.dim)
+        loc, scale = displace(loc, scale, shift), compose(scale, spread, shift)
+        if is_matrix(scale, loc):
+            q: Any = MultivariateNormal(loc, scale_tril=scale)
         else:
-            q = MultivariateNormal(loc, scale_tril=scale.unsqueeze(-1) * factor)
+            q = Normal(loc, scale).to_event(1)
         return q if transform is None else TransformedDistribution(q, [transform])
+
+
+def _units(prior: Distribution, transform: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The units of a prior, in the batch of ``like`` and of the prior."""
+    loc, scale = unconstrained_units(prior, transform, like)
+    matrix = scale.dim() > loc.dim()
+    loc = loc.expand(broadcast_shapes(loc.shape, like.shape))
+    return loc, scale.expand(*loc.shape, loc.shape[-1]) if matrix else scale.expand_as(loc)

@@ -34,9 +34,7 @@ def to_support(prior: Distribution) -> Any:
     return None if is_identity else transform
 
 
-def unconstrained_units(
-    prior: Distribution, transform: Any, like: Tensor, matrix: bool = False
-) -> Units:
+def unconstrained_units(prior: Distribution, transform: Any, like: Tensor) -> Units:
     """Location and scale of a prior in unconstrained space.
 
     They are exact for Normal and LogNormal laws, else a mean and a standard deviation, pushed
@@ -44,9 +42,9 @@ def unconstrained_units(
 
     :param transform: That of :func:`to_support`.
     :param like: What has the shape of the unconstrained values.
-    :param matrix: Let the scale of a MultivariateNormal be its lower-triangular matrix.
+    :returns: A location and a scale, the lower-triangular matrix of a MultivariateNormal.
     """
-    if matrix and isinstance(prior, MultivariateNormal):
+    if isinstance(prior, MultivariateNormal):
         return prior.loc, prior.scale_tril
     loc, scale = location_and_scale(prior, like)
     if transform is None:
