@@ -1,6 +1,7 @@
 """Controls that read other latents: what they see, what it is good for, what is refused."""
 
 import math
+from contextlib import nullcontext
 
 import pyro
 import pyro.distributions as dist
@@ -261,3 +262,23 @@ def test_former_names_of_the_options():
     assert isinstance(guide.rest, AutoDelta) and list(guide.paths.z.reader.dims) == ["scale"]
     with pytest.raises(TypeError, match="AutoSDE has no option 'read'"):
         AutoSDE(mixed, read=True)
+
+
+@pytest.mark.parametrize("plate", [None, 3])
+@pytest.mark.parametrize("of_path", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_latent", [torch.float32, torch.float64])
+def test_latents_of_another_precision(of_latent, of_path, plate):
+    """The networks have the precision of the path, and are given latents in that precision."""
+
+    def model():
+        loc = torch.zeros((), dtype=of_latent)
+        noise = pyro.sample("noise", dist.LogNormal(loc, loc + 0.5))
+        with pyro.plate("plate", plate) if plate else nullcontext():
+            one = torch.ones(1, dtype=of_path)
+            z = pyro.sample("z", OrnsteinUhlenbeck(one, 0 * one, one, GRID.to(of_path)))
+            pyro.sample("y", dist.Normal(z[..., -1, 0], noise), obs=Y if plate else Y[0])
+
+    guide = shaken(model)
+    TraceSDE_ELBO().loss_and_grads(model, guide)
+    assert all(p.dtype == of_path for p in guide.paths.parameters())
+    assert guide()["z"].dtype == of_path
