@@ -17,6 +17,7 @@ from pyro_sde.distributions import (
     OrnsteinUhlenbeck,
     PathDistribution,
     SDEPath,
+    Stack,
 )
 from pyro_sde.nn import NeuralDrift
 
@@ -128,6 +129,17 @@ def child_of_sde() -> PathDistribution:
     return SDEWithHeun(lambda t, z: k * (z - z**3) + t, 0.4, normal(0.0, 0.6, 2), TIMES)
 
 
+def stack() -> PathDistribution:
+    """A linear process beside one that is not, all starts drawn."""
+    return Stack(ou(), double_well())
+
+
+def stack_fixed_start() -> PathDistribution:
+    """Linear processes of different dimensions from points."""
+    start = pyro.param("other_start", torch.tensor([0.4]))
+    return Stack(ou_2d_fixed_start(), BrownianMotion(positive("width", 0.6), TIMES, start))
+
+
 PROCESSES: dict[str, Callable[[], PathDistribution]] = {
     f.__name__: f
     for f in (
@@ -141,6 +153,8 @@ PROCESSES: dict[str, Callable[[], PathDistribution]] = {
         own_process,
         child_of_ou,
         child_of_sde,
+        stack,
+        stack_fixed_start,
     )
 }
 

@@ -63,7 +63,14 @@ class Stack(PathDistribution):
                 )
         self.processes = processes
         self.sizes = [p.event_shape[-1] for p in processes]
-        batch = broadcast_shapes(*(p.batch_shape for p in processes))
+        shapes = [tuple(p.batch_shape) for p in processes]
+        try:
+            batch = broadcast_shapes(*shapes)
+        except RuntimeError as e:
+            raise ValueError(
+                f"the batch shapes of processes must broadcast together: found {shapes}; add "
+                "dimensions of size 1 where a batch is shared"
+            ) from e
         recompute = any(p.memory == "recompute" for p in processes)
         super().__init__(
             times,
@@ -101,14 +108,24 @@ class Stack(PathDistribution):
 
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         parts = self._of_each(z, lambda p, x: p.coefficients(t, x))
-        drift, diffusion = zip(*parts, strict=True)
-        return side_by_side(drift), side_by_side(diffusion)
+        drift, diffusion = (
+            torch.cat([y.expand_as(x) for y, x in zip(ys, self.split(z), strict=True)], -1)
+            for ys in zip(*parts, strict=True)
+        )
+        return drift, diffusion
 
     def linear_steps(self) -> LinearSteps | None:
         found = [p.linear_steps() for p in self.processes]
         steps = [s for s in found if s is not None and s.drift is None]
         n = len(self.batch_shape) + 2
-        if len(steps) < len(found) or any(x.dim() > n for s in steps for x in s[:3]):
+        if (
+            len(steps) < len(found)
+            or any(
+                x.dim() > len(p.batch_shape) + 2  # a matrix
+                for p, s in zip(self.processes, steps, strict=True)
+                for x in s[:3]
+            )
+        ):
             return None
         sizes = self.sizes
 

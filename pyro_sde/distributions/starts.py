@@ -117,7 +117,8 @@ class PartlyFixed(_Start):
     def _fill(self, drawn: Tensor, fixed: Tensor) -> Tensor:
         fixed = fixed.expand(drawn.shape[:-1] + self.event_shape)
         index = self._drawn.nonzero().squeeze(-1)
-        return fixed.index_copy(-1, index, drawn.to(fixed))
+        dtype = torch.promote_types(fixed.dtype, drawn.dtype)
+        return fixed.to(dtype).index_copy(-1, index, drawn.to(dtype))
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         return self._fill(self.law.rsample(sample_shape), self.fixed)
@@ -143,24 +144,30 @@ class PartlyFixed(_Start):
 
 def join_starts(starts: Sequence[Tensor | Distribution]) -> Tensor | Distribution:
     """The starts of several processes, side by side, in the simplest form."""
-    if all(isinstance(s, Tensor) for s in starts):
-        return side_by_side(s for s in starts if isinstance(s, Tensor))
-    laws = [s for s in starts if isinstance(s, Distribution)]
+    points = [s for s in starts if isinstance(s, Tensor)]
+    if len(points) == len(starts):
+        return side_by_side(points)
+    laws: list[Any] = [_law_of(s) for s in starts if not isinstance(s, Tensor)]
+    laws = [q for p in laws for q in (p.parts if isinstance(p, SideBySide) else [p])]
+    law = laws[0] if len(laws) == 1 else SideBySide(laws)
     if all(isinstance(p, Independent) and isinstance(p.base_dist, Normal) for p in laws):
-        loc = side_by_side(p.base_dist.loc for p in laws)  # type: ignore[attr-defined]
-        scale = side_by_side(p.base_dist.scale for p in laws)  # type: ignore[attr-defined]
-        law: Distribution = Normal(loc, scale).to_event(1)
-    else:
-        law = laws[0] if len(laws) == 1 else SideBySide(laws)
-    if len(laws) == len(starts):
+        loc = side_by_side(p.base_dist.loc for p in laws)
+        law = Normal(loc, side_by_side(p.base_dist.scale for p in laws)).to_event(1)
+    points += [s.fixed for s in starts if isinstance(s, PartlyFixed)]
+    if not points:
         return law
-    like = law.mean
-    sizes = [s.shape[-1] if isinstance(s, Tensor) else s.event_shape[0] for s in starts]
-    fixed = side_by_side(
-        s if isinstance(s, Tensor) else like.new_zeros(k)
-        for s, k in zip(starts, sizes, strict=True)
-    )
-    is_drawn = [
-        isinstance(s, Distribution) for s, k in zip(starts, sizes, strict=True) for _ in range(k)
-    ]
-    return PartlyFixed(law, fixed, is_drawn)
+    fixed, is_drawn = zip(*(_fixed_part(s, points[0]) for s in starts), strict=True)
+    return PartlyFixed(law, side_by_side(fixed), sum(is_drawn, ()))
+
+
+def _law_of(start: Distribution) -> Distribution:
+    return start.law if isinstance(start, PartlyFixed) else start
+
+
+def _fixed_part(start: Tensor | Distribution, like: Tensor) -> tuple[Tensor, tuple[bool, ...]]:
+    """The values of a start where it is fixed, zero elsewhere, and which entries are drawn."""
+    if isinstance(start, PartlyFixed):
+        return start.fixed, start.is_drawn
+    if isinstance(start, Tensor):
+        return start, (False,) * start.shape[-1]
+    return like.new_zeros(start.event_shape), (True,) * start.event_shape[0]

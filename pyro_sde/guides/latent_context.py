@@ -45,6 +45,7 @@ class LatentContext(nn.Module):
         """The context, from a trace that has drawn the latents: plates, then its entries."""
         drawn = ((trace.nodes[name]["value"], dim) for name, dim in self.dims.items())
         x = (side_by_side([_row(x, dim) for x, dim in drawn]) - self.loc) / self.scale
+        x = x.to(self.loc.dtype)  # the path's, which may be another than that of the latents
         return x.reshape(x.shape[:-1] + (1,) * self.event_dims + x.shape[-1:])
 
     def extra_repr(self) -> str:

@@ -57,7 +57,8 @@ class PathPosterior(PyroModule):
         latents: LatentContext | None = None,
     ) -> None:
         super().__init__()
-        path, self.compiles, self.reader = wrapped.path, compile, latents
+        path, self.compiles = wrapped.path, compile
+        self.reader = None if latents is None else latents.to(dtype=like.dtype, device=like.device)
         self.control_reads = latents is not None and (is_factory(control) or latents.is_asked_for)
         self.dim, self.contraction = path.event_shape[-1], contraction
         self.has_embedding = is_factory(control) and shape.numel() > 1 and encoder is None

@@ -10,10 +10,18 @@ from pyro.nn.module import PyroModule, PyroParam
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from .._checks import broadcast_shapes
 from ..distributions.starts import PartlyFixed, side_by_side
 from ..simulation.network import outputs_of, split_control
-from ..simulation.step import contraction_scale, displace
-from .units import to_support, unconstrained_units
+from ..simulation.step import (
+    compose,
+    contraction_between,
+    displace,
+    is_matrix,
+    triangle_places,
+    whiten,
+)
+from .units import push_units, to_support, unconstrained_units
 
 __all__ = ["StartPosterior"]
 
@@ -77,13 +85,33 @@ class StartPosterior(PyroModule):
             nn.init.zeros_(last.bias)
         values = like.new_zeros((*shape, outputs))
         if start is not None:
-            loc, scale = unconstrained_units(law, None, like.new_zeros(d))
-            values[..., :d] = (start[0] - loc) / scale
-            values[..., d : 2 * d] = (start[1] / scale).log()
+            values[:] = self._values_at(initial, law, transform, like, start)
         if not encoded:
             self.values = PyroParam(values, event_dim=1 + event_dims)
         elif start is not None:  # one bias for all series: their mean, where the starts differ
             last.bias.data.copy_(values.reshape(-1, outputs).mean(0))
+
+    @torch.no_grad()
+    def _values_at(
+        self, initial: Distribution, law: Distribution, transform: Any, like: Tensor, start: Any
+    ) -> Tensor:
+        """The parameters for which the start has that mean and that standard deviation."""
+        mean, sd = torch.broadcast_tensors(
+            *(torch.as_tensor(x).to(like) for x in start), like.new_empty(initial.event_shape)
+        )[:2]
+        if isinstance(initial, PartlyFixed):
+            mean, sd = initial.drawn(mean), initial.drawn(sd)
+        if transform is not None:
+            mean, sd = push_units(mean, sd, transform.inv)
+        loc, scale = _units(law, transform, mean)
+        shift = whiten(loc, scale, mean.expand_as(loc))
+        spread = contraction_between(sd, scale, shift)
+        if self.kind == "full":
+            spread = spread if is_matrix(spread, shift) else torch.diag_embed(spread)
+            spread = spread.flatten(-2)[..., triangle_places(self.dim, spread.device)]
+        elif is_matrix(spread, shift):
+            spread = spread.diagonal(dim1=-2, dim2=-1)
+        return torch.cat([shift, spread], -1)
 
     def forward(
         self, prior: Distribution, encoded: Tensor | None = None, latents: Tensor | None = None
@@ -102,12 +130,21 @@ class StartPosterior(PyroModule):
         shift, spread = split_control(found, self.dim, self.kind)
         assert spread is not None
         transform = to_support(prior)
-        loc, scale = unconstrained_units(prior, transform, shift, matrix=self.kind == "full")
-        loc, factor = displace(loc, scale, shift), contraction_scale(spread, shift)
-        if self.kind == "diagonal":
-            q: Any = Normal(loc, scale * factor).to_event(1)
-        elif scale.dim() > 1 and isinstance(prior, torch.distributions.MultivariateNormal):
-            q = MultivariateNormal(loc, scale_tril=scale @ factor)
+        loc, scale = _units(prior, transform, shift)
+        shift = shift.expand_as(loc)
+        if self.kind == "full":
+            spread = spread.expand(*loc.shape, self.dim)
+        loc, scale = displace(loc, scale, shift), compose(scale, spread, shift)
+        if is_matrix(scale, loc):
+            q: Any = MultivariateNormal(loc, scale_tril=scale)
         else:
-            q = MultivariateNormal(loc, scale_tril=scale.unsqueeze(-1) * factor)
+            q = Normal(loc, scale).to_event(1)
         return q if transform is None else TransformedDistribution(q, [transform])
+
+
+def _units(prior: Distribution, transform: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The units of a prior, in the batch of ``like`` and of the prior."""
+    loc, scale = unconstrained_units(prior, transform, like)
+    matrix = scale.dim() > loc.dim()
+    loc = loc.expand(broadcast_shapes(loc.shape, like.shape))
+    return loc, scale.expand(*loc.shape, loc.shape[-1]) if matrix else scale.expand_as(loc)

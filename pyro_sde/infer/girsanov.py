@@ -68,22 +68,27 @@ def _initial_divergence(
                 "Distribution as initial"
             )
         return 0.0
+    if isinstance(p0, PartlyFixed):
+        _check_fixed_entries(q0, p0)
     if isinstance(q0, Tensor):
         return -p0.log_prob(z0)
     if isinstance(p0, PartlyFixed) and isinstance(q0, PartlyFixed):
-        return _divergence_of_partly_fixed(q0, p0, z0, estimator)
+        return _divergence_of_laws(q0.law, p0.law, p0.drawn(z0), estimator)
     return _divergence_of_laws(q0, p0, z0, estimator)
 
 
-def _divergence_of_partly_fixed(
-    q0: PartlyFixed, p0: PartlyFixed, z0: Tensor, estimator: str
-) -> Tensor:
-    if q0.is_drawn != p0.is_drawn or bool(p0.log_prob_of_fixed(q0.fixed).isinf().any()):
-        raise ValueError(
-            "the model's path and the guide's start at different points, where they are fixed: the "
-            "KL is infinite. Give both the same initial, entry by entry"
-        )
-    return _divergence_of_laws(q0.law, p0.law, p0.drawn(z0), estimator)
+def _check_fixed_entries(q0: Any, p0: PartlyFixed) -> None:
+    point = q0.fixed if isinstance(q0, PartlyFixed) else q0
+    if (
+        isinstance(point, Tensor)
+        and not bool(p0.log_prob_of_fixed(point).isinf().any())
+        and (point is q0 or q0.is_drawn == p0.is_drawn)
+    ):
+        return
+    raise ValueError(
+        "the model's path and the guide's start at different points, where they are fixed: the "
+        "KL is infinite. Give both the same initial, entry by entry"
+    )
 
 
 def _divergence_of_laws(q0: Distribution, p0: Distribution, z0: Tensor, estimator: str) -> Tensor:
@@ -142,7 +147,8 @@ def _expand_scale(scale: Tensor, loc: Tensor, shape: torch.Size) -> Tensor:
 
 def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
     """The log density at ``z0`` with the parameters of ``q0`` stopped."""
-    if not torch.is_grad_enabled():
+    # Where the parameters move the support, the score has a mean: nothing may be stopped.
+    if not torch.is_grad_enabled() or _has_learned_support(q0):
         return q0.log_prob(z0)
     point = z0.detach().requires_grad_()
     log_q = q0.log_prob(point)
@@ -152,6 +158,22 @@ def _stopped_log_prob(q0: Distribution, z0: Tensor) -> Tensor:
     if slope is None:
         return log_q.detach()
     return log_q.detach() + (slope * (z0 - z0.detach())).sum(-1)
+
+
+def _has_learned_support(law: Distribution) -> bool:
+    try:
+        return _is_learned(law.support)
+    except NotImplementedError:
+        return False
+
+
+def _is_learned(support: Any) -> bool:
+    """Whether a constraint has bounds with gradients, as that of a Uniform law may."""
+    if isinstance(support, Tensor):
+        return support.requires_grad
+    if isinstance(support, list):
+        return any(_is_learned(x) for x in support)
+    return any(_is_learned(x) for x in getattr(support, "__dict__", {}).values())
 
 
 def _pair(q: Distribution, p: Distribution, value: Tensor) -> tuple[WrappedPath, Any, Any, Tensor]:

@@ -1,6 +1,7 @@
 """Controls that read other latents: what they see, what it is good for, what is refused."""
 
 import math
+from contextlib import nullcontext
 
 import pyro
 import pyro.distributions as dist
@@ -91,8 +92,9 @@ def test_each_particle_reads_its_own_latents(name):
 def test_what_is_read():
     guide = AutoSDE(mixed, condition_on=True).setup(Y)
     assert list(guide.paths.z.reader.dims) == ["scale", "dyn.rate", "noise"]
-    # LogNormal(0, 1/2) and HalfNormal(1) by what they are made of, Gamma(2, 2) by its mean.
-    expected = [1.0, 1.0, 0.0], [math.exp(0.5) - 1, math.sqrt(0.5), 1.0]
+    # LogNormal(0, 1/2) by what it is made of, Gamma(2, 2) and HalfNormal(1) by their moments.
+    locs = [1.0, 1.0, math.sqrt(2 / math.pi)]
+    expected = locs, [math.exp(0.5) - 1, math.sqrt(0.5), math.sqrt(1 - 2 / math.pi)]
     reader = guide.paths.z.reader
     for found, numbers in zip((reader.loc, reader.scale), expected, strict=True):
         torch.testing.assert_close(found, torch.tensor(numbers), rtol=1e-6, atol=1e-12)
@@ -115,7 +117,10 @@ def vector(y=None):
 def test_latents_of_any_shape():
     guide = shaken(vector, Y, condition_on=True)
     reader = guide.paths.z.reader
-    assert reader.loc.tolist() == [0.0] * 7 and reader.scale.tolist() == [2.0] * 6 + [1.0]
+    # A HalfCauchy by its median and the quantile of 84 %.
+    width = math.tan(0.42 * math.pi) - 1
+    for found, numbers in ((reader.loc, [0.0] * 6 + [1.0]), (reader.scale, [2.0] * 6 + [width])):
+        torch.testing.assert_close(found, torch.tensor(numbers))
     options = {"num_particles": 3, "vectorize_particles": True, "max_plate_nesting": 0}
     full = TraceSDE_ELBO(path_estimator="full", **options)
     stock = pyro.infer.Trace_ELBO(**options)
@@ -257,3 +262,23 @@ def test_former_names_of_the_options():
     assert isinstance(guide.rest, AutoDelta) and list(guide.paths.z.reader.dims) == ["scale"]
     with pytest.raises(TypeError, match="AutoSDE has no option 'read'"):
         AutoSDE(mixed, read=True)
+
+
+@pytest.mark.parametrize("plate", [None, 3])
+@pytest.mark.parametrize("of_path", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_latent", [torch.float32, torch.float64])
+def test_latents_of_another_precision(of_latent, of_path, plate):
+    """The networks have the precision of the path, and are given latents in that precision."""
+
+    def model():
+        loc = torch.zeros((), dtype=of_latent)
+        noise = pyro.sample("noise", dist.LogNormal(loc, loc + 0.5))
+        with pyro.plate("plate", plate) if plate else nullcontext():
+            one = torch.ones(1, dtype=of_path)
+            z = pyro.sample("z", OrnsteinUhlenbeck(one, 0 * one, one, GRID.to(of_path)))
+            pyro.sample("y", dist.Normal(z[..., -1, 0], noise), obs=Y if plate else Y[0])
+
+    guide = shaken(model)
+    TraceSDE_ELBO().loss_and_grads(model, guide)
+    assert all(p.dtype == of_path for p in guide.paths.parameters())
+    assert guide()["z"].dtype == of_path

@@ -14,6 +14,7 @@ from pyro_sde.distributions import (
     OrnsteinUhlenbeck,
     PathDistribution,
     SDEPath,
+    Stack,
 )
 from pyro_sde.guides.path_posterior import _Until
 from pyro_sde.nn import NeuralDrift
@@ -80,6 +81,13 @@ LAWS = {
     "correlated": (
         [leaf(0.3, -0.2), leaf([0.0, 0.0], [0.4, 0.0])],
         lambda z, m, **o: Correlated(m, z, GRID, **o),
+    ),
+    "stack": (
+        [leaf(0.3, -0.2), leaf(1.3), leaf(0.8)],
+        lambda z, r, s, **o: Stack(
+            OrnsteinUhlenbeck(r, 0.2, 0.7, GRID, z[..., :1], **o),
+            BrownianMotion(s, GRID, z[..., 1:], 0.3, **o),
+        ),
     ),
     "pushed": (
         [leaf(0.3, -0.2), leaf(1.3)],

@@ -26,7 +26,7 @@ from .reference import (
     reference,
 )
 
-FUSED_LAWS = ("ou", "brownian", "learned")
+FUSED_LAWS = ("ou", "brownian", "learned", "stack")
 ROWS = 3
 
 
