@@ -160,8 +160,12 @@ class ImportanceCheck:
         """The check in one line."""
         gap = self.log_evidence.value - self.elbo.value
         of = "" if self.plate is None else f" (the worst in {self.plate})"
+        # Beyond that the largest weights have not been seen yet, and the error is not known either.
+        evidence = str(self.log_evidence)
+        if self.k_hat > USABLE:
+            evidence = f"of at least about {self.log_evidence.value:.2f}"
         return (
-            f"importance check: log evidence {self.log_evidence}, ELBO {gap:.2f} below, k-hat "
+            f"importance check: log evidence {evidence}, ELBO {gap:.2f} below, k-hat "
             f"{self.k_hat:.2f}, effective samples {self.effective:.0f} of {self.num_samples}{of}: "
             f"{self.verdict}"
         )

@@ -67,6 +67,8 @@ class PathPosterior(PyroModule):
             times = path.times
             if times.dim() > 1:  # every series has a grid of its own: spread one over them all
                 times = torch.linspace(float(times.min()), float(times.max()), times.shape[-1])
+            if len(times) == 2:  # one step, not an interval of unknown steps
+                times = torch.cat([times[:1], times.mean(0, keepdim=True), times[1:]])
             context = encoder.context if encoder is not None else EMBEDDING * self.has_embedding
             control = control(
                 self.dim, times=times, context=context + entries, contraction=self.contraction
