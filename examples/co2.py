@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     t, y = load()
     first = int((t < t[-1] - args.years).sum())
     known = t[:first], y[:first].unsqueeze(-1)
-    guide = AutoSDE(model, contraction=True)
+    guide = AutoSDE(model)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, *known, anneal=args.iterations // 4, clip=10.0)
 
