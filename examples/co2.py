@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     t, y = load()
     first = int((t < t[-1] - args.years).sum())
     known = t[:first], y[:first].unsqueeze(-1)
-    guide = AutoSDE(model, contraction=True)
+    guide = AutoSDE(model)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, *known, anneal=args.iterations // 4, clip=10.0)
 
@@ -106,6 +106,10 @@ def main(args: argparse.Namespace) -> dict[str, float]:
         print(f"{name:>14}: CRPS {score:.3f} ppm, 90 % interval holds {inside:.1%}, ", end="")
         print(f"mean width {width:.2f} ppm")
     path = guide.quantiles(LEVELS, *known, num_samples=args.samples, parallel=True)["z"]
+    final = TraceSDE_ELBO(num_particles=args.samples, vectorize_particles=True)
+    with torch.no_grad():
+        scores["ELBO"] = -final.loss(model, guide, *known)
+    print(f"ELBO {scores['ELBO']:.1f}")
     figure(args, t + START, y, first, draws, path.reshape(3, -1, DIM))
     return scores
 

@@ -9,7 +9,6 @@ import argparse
 import csv
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pyro
@@ -17,7 +16,6 @@ import pyro.distributions as dist
 import torch
 from common import EXACT, INK, POSTERIOR, parser, plt, save, train
 from pyro.infer import Predictive
-from pyro.infer.autoguide import AutoNormal, init_to_median
 from torch import Tensor
 
 from pyro_sde import AutoSDE, TraceSDE_ELBO, time_grid
@@ -68,9 +66,7 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     events = load()
     grid = time_grid(0.0, END - START, dt=args.dt)
     model = make_model(grid)
-    # From the median of its prior: a scale of 1 would start with rates beyond all reason.
-    rest = partial(AutoNormal, init_loc_fn=init_to_median)
-    guide = AutoSDE(model, contraction=args.contraction, other_guide=rest, condition_on=True)
+    guide = AutoSDE(model)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, events, clip=10.0)
 
@@ -132,12 +128,6 @@ def figure(
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = parser(__doc__, iterations=600)
     p.add_argument("--dt", type=float, default=2.0, help="longest step of the grid, in years")
-    p.add_argument(
-        "--contraction",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="learn the noise of each step too; without it take a small --dt",
-    )
     return p.parse_args(argv)
 
 

@@ -58,10 +58,10 @@ def main(args: argparse.Namespace) -> float:
     def model(y: Tensor | None = None) -> None:
         z = pyro.sample("z", OrnsteinUhlenbeck(RATE, 0.0, SCALE, grid))
         with pyro.plate("obs", len(t_obs)):
-            x = select(z, grid, t_obs, plate_dim=-1)[..., 0]
+            x = select(z, grid, t_obs)[..., 0]
             pyro.sample("y", likelihood(x), obs=y)
 
-    guide = AutoSDE(model, contraction=args.contraction)
+    guide = AutoSDE(model)
     elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)
     train(model, guide, elbo, args, y)
 
@@ -120,12 +120,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p = parser(__doc__, iterations=1000)
     p.add_argument("--likelihood", choices=LIKELIHOODS, default="laplace")
     p.add_argument("--dt", type=float, default=0.1, help="longest step of the grid")
-    p.add_argument(
-        "--contraction",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="learn the noise of each step too; without it take --dt 0.01 or less",
-    )
     return p.parse_args(argv)
 
 

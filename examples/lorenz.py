@@ -101,7 +101,6 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, float]]:
         model,
         encoder=GRUEncoder(3, hidden=64, context=32),
         observations=lambda times, values, batch=None: (times, values),
-        contraction=True,
     )
     with torch.no_grad():
         laws = {"untrained prior": net(times)}

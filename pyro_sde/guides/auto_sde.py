@@ -43,9 +43,14 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
 
     It sees each prior with the upstream latents already drawn from the posterior, so that prior
     and posterior share their diffusion whatever it depends on, and it runs the model once per
-    ELBO. A Distribution as the initial state gets a learned Normal, measured in units of that
-    distribution. Before training the posterior is the prior. Sites inside plates learn an
+    ELBO. Before training the posterior of a path is the prior. Sites inside plates learn an
     embedding of each element, which their control reads.
+
+    Without options the posterior is joint: the noise of a step is shrunk and correlated, control
+    and start read the other latents, and those have one correlated Normal. A Distribution as the
+    initial state gets a learned Normal in units of that distribution, with a full covariance up
+    to 16 dimensions, through the transform to its support. Several path sites do not see each
+    other: make one of them with :class:`~pyro_sde.distributions.Stack`.
 
     The latent sites are those of the first call (or of :meth:`setup`): call it with the data. A
     model that observes nothing then is refused, and so are data for a latent later.

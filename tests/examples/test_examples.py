@@ -24,8 +24,7 @@ EXAMPLES = {
     "latent_sde.py": [
         ["--likelihood", name]
         for name in ("laplace", "cauchy", "poisson", "student-t", "categorical")
-    ]
-    + [["--no-contraction", "--dt", "0.05"]],
+    ],
     "multimodal.py": [["--steps", "5", "--samples", "1000"]],
     "sdebnn_regression.py": [["--samples", "5"]],
     "sdebnn_likelihoods.py": [
@@ -38,7 +37,7 @@ EXAMPLES = {
         ["--observations", "5", "--series", "20", "--samples", "3"],
     ],
     "convergence.py": [["--levels", "2", "--digits", "1"]],
-    "coal_mining.py": [["--dt", "8"], ["--dt", "4", "--no-contraction"]],
+    "coal_mining.py": [["--dt", "8"]],
     "lynx_hare.py": [["--steps", "1", "--holdout", "3"]],
     "lorenz.py": [["--series", "16", "--batch", "8"]],
     "co2.py": [["--samples", "20"]],
