@@ -23,8 +23,15 @@ from ..distributions.wrapping import WrappedPath, unwrap
 from .amortisation import EncodingCache, end_of_data
 from .amortisation_mixin import EncoderMixin
 from .controls import MLPControl
-from .defaults import contraction_of, default_guide, joint_sizes, warn_of_several_paths
+from .defaults import (
+    contraction_of,
+    default_guide,
+    is_weights,
+    joint_sizes,
+    warn_of_several_paths,
+)
 from .encoders import Encoding, Observations
+from .first_run import draws_of_prior, first_trace
 from .latent_context import LatentContext, readable
 from .latents import check_still_latent, latent_sites
 from .param_store import register_parameters
@@ -174,11 +181,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         if self.path_sites:
             return self
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
-            with torch.random.fork_rng(devices=[]):
-                # The same units of the latents for the same model, whatever the seed.
-                torch.manual_seed(0)
-                trace = poutine.trace(self.model).get_trace(*args, **kwargs)
-            latents = latent_sites(trace)
+            latents = latent_sites(first_trace(self.model, args, kwargs))
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
             warn_of_several_paths(latents, paths)
@@ -241,6 +244,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
             LatentContext(context, wrapped.event_dims, self._condition_on != "auto")
             if context
             else None,
+            None if is_weights(site, dim) else draws_of_prior(wrapped.path),
         )
 
     @pyro_method

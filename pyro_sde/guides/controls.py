@@ -63,6 +63,8 @@ class MLPControl(nn.Module):
     frequencies: Tensor
     times: Tensor
     damping: Tensor
+    state_loc: Tensor
+    state_scale: Tensor
 
     def __init__(
         self,
@@ -97,6 +99,8 @@ class MLPControl(nn.Module):
         else:
             embedding = 0
         self.register_buffer("times", times)
+        self.register_buffer("state_loc", torch.zeros(dim))
+        self.register_buffer("state_scale", torch.ones(dim))
         self.register_buffer(
             "frequencies", math.pi * torch.arange(1.0, features + 1.0), persistent=False
         )
@@ -153,8 +157,33 @@ class MLPControl(nn.Module):
             features.append(torch.lerp(self.embedding[left], self.embedding[right], weight))
         return features
 
+    @torch.no_grad()
+    def take_units(self, states: Tensor) -> None:
+        """Measure the state, of shape ``(..., dim)``, from the median of these, and in units in
+        which their spread is between 1/5 and 5.
+
+        The guide calls it once, with paths of the prior: states around 20, or of the size of 1000
+        or of 0.001, would saturate the first layer or not be seen by it. A spread near 1 is left
+        as it is, since the posterior is narrower than the prior, nobody knows by how much.
+        """
+        rows = states.reshape(-1, self.dim)
+        rows = rows[torch.isfinite(rows).all(-1)]
+        if not len(rows):
+            return
+        low, loc, high = torch.quantile(rows, rows.new_tensor([0.16, 0.5, 0.84]), dim=0)
+        spread = (high - low) / 2
+        self.state_loc.copy_(loc)
+        spread = torch.where(spread > 0, spread, 1.0)
+        self.state_scale.copy_(torch.ones_like(spread).clamp(spread / 5, 5 * spread))
+
     def _weights(self) -> list[Any]:
-        return [layer.weight for layer in self.layers]
+        first, *others = (layer.weight for layer in list[Any](self.layers))
+        return [first / self.state_scale, *others]
+
+    def _origin(self) -> Tensor:
+        """What the first layer adds because states are measured from ``state_loc``."""
+        first: Any = self.layers[0]
+        return -first.weight @ (self.state_loc / self.state_scale)
 
     def _last(self) -> tuple[Tensor, Tensor]:
         weight, bias = self.last.weight, self.last.bias
@@ -170,6 +199,7 @@ class MLPControl(nn.Module):
     def _biases(self, t: Tensor, context: Tensor | None) -> list[Tensor]:
         features = self.time_features(t)
         biases = [bias(features) for bias in self.biases]
+        biases[0] = biases[0] + self._origin()
         if self.context is not None and context is not None:
             biases[0] = biases[0] + self.context(context)
         return biases
@@ -192,6 +222,7 @@ class MLPControl(nn.Module):
             inputs = [torch.cat(fixed, -1), learned]
             biases = [bias.bias.expand(n, -1) for bias in layers]
             weights = [bias.weight for bias in layers]
+        biases[0] = biases[0] + self._origin()
         if self.context is not None and context is not None:
             context = context.reshape((1,) * (t.dim() - context.dim()) + context.shape)
             inputs.append(context.expand(n, *context.shape[1:]))

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from pyro.nn.module import PyroModule, PyroParam
 from pyro.poutine import Trace
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..distributions import ControlledPath, ODEPath, PathDistribution
 from ..distributions.wrapping import WrappedPath
 from ..simulation.base import GridControl, grid_control
 from ..simulation.network import GridNetwork
+from .controls import MLPControl
 from .defaults import is_factory
 from .encoders import Encoding
 from .latent_context import LatentContext, concat_context
@@ -40,6 +41,7 @@ class PathPosterior(PyroModule):
         the place of embeddings.
     :param compile: Whether the steps of its paths are compiled.
     :param latents: The other latents that control and start are conditioned on.
+    :param draws: Paths of the prior, for the units of the state; None leaves these at 1.
     """
 
     embedding: Any
@@ -55,6 +57,7 @@ class PathPosterior(PyroModule):
         encoder: Any = None,
         compile: bool = False,
         latents: LatentContext | None = None,
+        draws: Tensor | None = None,
     ) -> None:
         super().__init__()
         path, self.compiles = wrapped.path, compile
@@ -74,6 +77,11 @@ class PathPosterior(PyroModule):
                 self.dim, times=times, context=context + entries, contraction=self.contraction
             )
             control = control.to(dtype=like.dtype, device=like.device)
+            if isinstance(control, MLPControl) and draws is not None:
+                control.take_units(draws)
+            if isinstance(control, MLPControl) and control.context is not None and entries:
+                # The path follows the latents where that helps, not at random.
+                nn.init.zeros_(control.context.weight.data[:, -entries:])
         if not isinstance(path, ODEPath):
             self.control = control
         if self.has_embedding:
