@@ -33,10 +33,12 @@ def trained(model, *args, steps=150, **options):
 
 
 def assert_evidence(found, exact):
-    """Within four standard errors, which are small; the bounds are below, and in order."""
+    """Within four standard errors, which are small; the bounds are below, and in order. The
+    evidence is of smoothed weights, the bound of the weights as they are."""
     assert found.log_evidence.error < 0.2
     assert abs(found.log_evidence.value - exact) < 4 * found.log_evidence.error + 1e-9
-    assert found.elbo.value <= found.bound.value + 1e-9 <= found.log_evidence.value + 1e-6
+    assert found.elbo.value <= found.bound.value + 1e-9
+    assert found.bound.value < found.log_evidence.value + found.log_evidence.error
     assert found.elbo.value < exact + 4 * found.elbo.error
 
 
@@ -230,9 +232,9 @@ def test_guides_of_other_sites_are_refused():
         coin()
         pyro.sample("extra", dist.Normal(0.0, 1.0))
 
-    with pytest.raises(ValueError, match="the model draws site 'k' and the guide does not"):
+    with pytest.raises(ValueError, match="site 'k' of the model has neither data nor a site"):
         importance(coin, half)
-    with pytest.raises(ValueError, match="the guide draws site 'extra', which the model does not"):
+    with pytest.raises(ValueError, match="site 'extra' of the guide is not in the model"):
         importance(coin, more)
     assert importance(coin, coin).log_evidence.value == 0.0
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch.distributions.transforms import AffineTransform
 
 from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO
 from pyro_sde.distributions import BrownianMotion, ODEPath, OrnsteinUhlenbeck, Stack
-from pyro_sde.guides.correlated_normal import CorrelatedNormal
+from pyro_sde.guides.correlated_normal import CorrelatedNormal, SinhArcsinh
 from pyro_sde.guides.defaults import contraction_of, is_factory, joint_sizes
 from pyro_sde.infer.elbo_terms import _by_latent, record_parts
 from pyro_sde.nn import SDEBlock
@@ -285,9 +286,12 @@ def test_the_joint_density_by_latent(particles):
     total = trace.nodes[name]["log_prob_sum"]
     torch.testing.assert_close(sum(parts.values()), total)
     # Each given those before it: the first is the marginal of its own numbers.
-    q, value = guide.rest.get_posterior(), trace.nodes[name]["value"]
-    first = dist.MultivariateNormal(q.loc[:2], scale_tril=q.scale_tril[:2, :2])
-    torch.testing.assert_close(parts["a"], first.log_prob(value[..., :2]).sum())
+    rest, value = guide.rest, trace.nodes[name]["value"][..., :2]
+    base = dist.MultivariateNormal(torch.zeros(2), scale_tril=rest.scale_tril[:2, :2])
+    loc, scale = rest.start + rest.unit * rest.loc, rest.unit * rest.scale
+    skewed = SinhArcsinh(rest.skew[:2], rest.log_tail[:2].exp())
+    first = dist.TransformedDistribution(base, [skewed, AffineTransform(loc[:2], scale[:2])])
+    torch.testing.assert_close(parts["a"], first.log_prob(value).sum())
     assert _by_latent(trace.nodes["z"]) == {} and _by_latent(None) == {}
     assert joint_sizes(AutoDelta(latents_only), "x_latent") == {}
 

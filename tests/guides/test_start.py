@@ -171,7 +171,7 @@ def test_it_moves_with_a_latent(plate):
             one()
 
     nesting = int(plate is not None)
-    draws = draws_of(trained(several if plate else one, 400, nesting=nesting), nesting=nesting)
+    draws = draws_of(trained(several if plate else one, 800, nesting=nesting), nesting=nesting)
     loc, z0 = (x.reshape(20_000, -1).T for x in (draws["loc"], draws["z"][..., 0, 0]))
     var, cov = 1 - 1 / 2.09, -1 / 2.09
     for pair in zip(loc, z0, strict=True):
