@@ -3,11 +3,12 @@
 import functools
 import math
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import JitTrace_ELBO, JitTraceMeanField_ELBO, Trace_ELBO, TraceEnum_ELBO
+from pyro.infer import SVI, JitTrace_ELBO, JitTraceMeanField_ELBO, Trace_ELBO, TraceEnum_ELBO
 from torch.distributions.transforms import ExpTransform
 
 from pyro_sde import AutoSDE, MLPControl, TraceSDE_ELBO, girsanov, time_grid
@@ -300,3 +301,27 @@ def test_time_grid_arguments():
         lambda: time_grid(0, 1, dt=0.1, include=[-0.5, 2.0]),
     )
     raises("include must be finite", lambda: time_grid(0, 1, dt=0.1, include=[math.nan]))
+
+
+@pytest.mark.parametrize("train", ["svi", "setup"])
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        (np.array([0.5, 0.1]), TypeError, r"site 'y' is observed at a ndarray: pass a tensor"),
+        (torch.tensor([0.5, math.nan]), ValueError, r"site 'y'.*1 values that are NaN.*fill_miss"),
+        (torch.zeros(2, 1), ValueError, r"site 'y'.*shape \(2, 1\).*expanded to more numbers"),
+    ],
+)
+def test_data_that_a_plain_loop_would_take(data, error, match, train):
+    grid = torch.linspace(0.0, 1.0, 5)
+
+    def model(y):
+        z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid))
+        pyro.sample("y", dist.Normal(z[..., [2, 4], 0], 0.1).to_event(1), obs=y)
+
+    guide = AutoSDE(model)
+    with pytest.raises(error, match=match):
+        if train == "setup":
+            guide.setup(data)
+        else:
+            SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TraceSDE_ELBO()).step(data)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyro.infer import Trace_ELBO
 from pyro.poutine import trace
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_sde import (
     AutoSDE,
@@ -79,15 +79,28 @@ def test_full_is_stock(case):
     assert_close(mean_field, stock, case.tolerance())
 
 
+def joint(mean, scale):
+    """A Normal law with a dense covariance, from a scale that is a vector or a matrix."""
+    matrix = scale.dim() > mean.dim()
+    tril = scale if matrix else torch.diag_embed(scale.expand_as(mean))
+    return MultivariateNormal(mean, scale_tril=tril)
+
+
+def as_joint(law):
+    if isinstance(law, MultivariateNormal):
+        return law
+    return joint(law.base_dist.loc, law.base_dist.scale)
+
+
 def divergence(q, p, z):
     """The KL of every step and of the start, in closed form, one Normal after the other."""
     kl = 0.0
     if not isinstance(p.initial, torch.Tensor):
-        kl = kl_divergence(q.initial, p.initial)
+        kl = kl_divergence(*(as_joint(d.initial) for d in (q, p)))
     for i in range(q.times.shape[-1] - 1):
         t = q.times[..., i : i + 1]
         step = (t, q.times[..., i + 1 : i + 2] - t, z[..., i, :])
-        kl = kl + kl_divergence(Normal(*q.transition(*step)), Normal(*p.transition(*step))).sum(-1)
+        kl = kl + kl_divergence(*(joint(*d.transition(*step)) for d in (q, p)))
     return kl
 
 

@@ -13,6 +13,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from .._observed import check_observed
 from ..distributions import PathDistribution
 from ..distributions.wrapping import unwrap
 from .correlated_normal import begin_at_median
@@ -23,10 +24,12 @@ PRIOR_PATHS = 64
 
 
 class LatentsAtMedian(Messenger):
-    """Sets the latents that are no paths to the medians of their priors."""
+    """Sets the latents that are no paths to the medians of their priors, and looks at the data."""
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
+        if msg["is_observed"]:
+            check_observed(msg["name"], fn, msg["value"])
         if msg["is_observed"] or site_is_subsample(msg) or not getattr(fn, "has_rsample", False):
             return
         if unwrap(fn) is None:

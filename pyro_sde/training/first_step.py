@@ -13,7 +13,7 @@ from pyro.infer.util import zero_grads
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from .._checks import broadcast_shapes, broadcasts_to
+from .._observed import check_observed
 from .batches import Batches
 from .state import keep_random_state
 
@@ -31,23 +31,8 @@ class FirstStep(Messenger):
         self._leaves: list[Tensor] = []
 
     def _pyro_sample(self, msg: Any) -> None:
-        value, fn = msg["value"], msg["fn"]
-        if not msg["is_observed"]:
-            return
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"site {msg['name']!r} is observed at a {type(value).__name__}: pass a tensor, "
-                "obs=torch.as_tensor(...)"
-            )
-        shape = fn.batch_shape + fn.event_shape
-        if not broadcasts_to(value.shape, shape) and _broadcast(value.shape, shape):
-            raise ValueError(
-                f"site {msg['name']!r} is observed at a value of shape {tuple(value.shape)}, and "
-                f"its distribution has batch_shape {tuple(fn.batch_shape)} and event_shape "
-                f"{tuple(fn.event_shape)}: both would be expanded to more numbers than were "
-                "observed. Reshape one of them, by unsqueeze(-1) or [..., 0], say, or put the site "
-                "into a plate"
-            )
+        if msg["is_observed"]:
+            check_observed(msg["name"], msg["fn"], msg["value"])
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["is_observed"]:
@@ -112,13 +97,6 @@ class FirstStep(Messenger):
             f"scaled up by {rows / size:g}: the model takes a batch for all of the data. Tell its "
             f'plate how many rows there are: pyro.plate("data", {rows}, subsample_size=len(x))'
         )
-
-
-def _broadcast(*shapes: torch.Size) -> bool:
-    try:
-        return bool(broadcast_shapes(*shapes))
-    except RuntimeError:
-        return False  # an error of its own, when the density is computed
 
 
 def _names(parameters: dict[int, Tensor], functions: dict[str, Callable]) -> list[str]:

@@ -221,7 +221,7 @@ def test_refusals():
     pyro.clear_param_store()
     with pytest.raises(ValueError, match=r"call guide\.setup"):
         Joint(net, AutoSDE(net, name="other"))
-    with pytest.raises(ValueError, match="and is no SDE: build it with"):
+    with pytest.raises(ValueError, match="which no SDE does: build it with"):
         Joint(net, AutoSDE(net, contraction=True, name="third").setup(X, Y))
     joint = Joint(net, guide)
     with pytest.raises(NotImplementedError, match="one path of weights"):

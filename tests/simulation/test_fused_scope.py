@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pyro_sde.distributions import ControlledPath, OrnsteinUhlenbeck, SDEPath
+from pyro_sde.guides.controls import DAMPING
 from pyro_sde.nn import NeuralDiffusion, NeuralDrift
 from pyro_sde.simulation import Fused, Loop
 
@@ -117,6 +118,6 @@ def test_refusals():
     for contraction, memory in itertools.product(CONTRACTIONS[1:], ("graph", "recompute")):
         shrinking = control_of(2, contraction=contraction)
         with torch.no_grad():
-            shrinking.last.bias[2:4] = -2000.0
+            shrinking.last.bias[2:4] = -2000.0 / DAMPING
         with pytest.raises(ValueError, match="scale of ControlledPath must be positive: found 0"):
             ControlledPath(prior(), shrinking, contraction=True, memory=memory).rsample()
