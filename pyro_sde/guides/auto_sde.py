@@ -90,9 +90,9 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         dimensions, ``"diagonal"`` up to 512, and None for the weights of a network and for a
         control of your own, which otherwise returns ``(u, contraction)`` as
         :class:`~pyro_sde.distributions.ControlledPath` takes them.
-    :param other_guide: The autoguide class of all other latents. ``"auto"`` is Pyro's
-        AutoMultivariateNormal for up to 128 numbers and AutoNormal beyond, both begun at the
-        medians of the priors. Latents inside of a plate that subsamples need
+    :param other_guide: The autoguide class of all other latents. ``"auto"`` is, for up to 128
+        numbers, Pyro's AutoMultivariateNormal in units of the prior and with a skewness of each
+        latent, and AutoNormal beyond, both begun at the medians of the priors. Latents inside of a plate that subsamples need
         ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
