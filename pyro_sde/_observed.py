@@ -30,12 +30,22 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
             f"{tuple(fn.event_shape)}: both would be expanded to more numbers than were observed. "
             "Reshape one of them, by unsqueeze(-1) or [..., 0], say, or put the site into a plate"
         )
-    if value.is_floating_point() and bool(value.isnan().any()):
+    is_missing = value.is_floating_point() and bool(value.isnan().any())
+    if is_missing and not _takes_nan(fn):
         raise ValueError(
             f"site {name!r} is observed at {int(value.isnan().sum())} values that are NaN: replace "
             "them, values, mask = pyro_sde.fill_missing(values), and mask the likelihood, "
             "dist.Normal(...).mask(mask)"
         )
+
+
+def _takes_nan(fn: Any) -> bool:
+    """Whether a law says that it takes NaN, as PoissonProcess does, which pads events with it."""
+    while not getattr(fn, "takes_nan", False):
+        if not hasattr(fn, "base_dist"):
+            return False
+        fn = fn.base_dist
+    return True
 
 
 def _broadcast(*shapes: torch.Size) -> bool:

@@ -48,6 +48,7 @@ class PoissonProcess(TorchDistribution):
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
     support = constraints.independent(constraints.real, 1)
+    takes_nan = True
 
     def __init__(
         self,

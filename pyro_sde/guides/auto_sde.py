@@ -92,8 +92,9 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         :class:`~pyro_sde.distributions.ControlledPath` takes them.
     :param other_guide: The autoguide class of all other latents. ``"auto"`` is, for up to 128
         numbers, Pyro's AutoMultivariateNormal in units of the prior and with a skewness of each
-        latent, and AutoNormal beyond, both begun at the medians of the priors. Latents inside of a plate that subsamples need
-        ``partial(AutoNormal, create_plates=...)``, as everywhere in Pyro.
+        latent, and AutoNormal beyond, both begun at the medians of the priors. Latents inside of a
+        plate that subsamples need ``partial(AutoNormal, create_plates=...)``, as everywhere in
+        Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
     :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
