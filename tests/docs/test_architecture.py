@@ -51,6 +51,8 @@ def test_no_import_cycle():
 def test_no_long_file():
     for folder in ("pyro_sde", "tests", "examples", "benchmarks"):
         for file in (ROOT / folder).rglob("*.py"):
+            if "out" in file.relative_to(ROOT).parts:
+                continue  # what a benchmark has written: an environment with jax, say
             assert len(file.read_text().splitlines()) <= 350, file
 
 
