@@ -111,7 +111,7 @@ def _importance(
                 f"{num_samples} draws of {size:,} numbers are much to keep: call "
                 "pyro_sde.diagnostics.importance, which has no limit"
             )
-        draws, log_weights, at_once = draw_guide(problem, num_samples, parallel, seconds, progress)
+        draws, log_weights, vectorized = draw_guide(problem, num_samples, parallel, seconds, progress)
         if len(log_weights) < MIN_SAMPLES:
             raise RuntimeError(
                 f"{len(log_weights)} draws took {seconds:g} seconds, and the check needs "
@@ -124,10 +124,10 @@ def _importance(
                     f"the guide has a point at site {name!r} in the place of a density "
                     "(AutoDelta?), and a point has no importance weight. Use a guide with a density"
                 )
-        is_cheap = at_once and problem.chunk >= MIN_SAMPLES
+        is_cheap = vectorized and problem.chunk >= MIN_SAMPLES
         number = len(log_weights) * (PRIOR_SAMPLES if is_cheap else 1)
         try:
-            prior = draw_prior(problem, number, at_once, seconds, progress)
+            prior = draw_prior(problem, number, vectorized, seconds, progress)
             enough = _effective(prior).min() / MIN_EFFECTIVE
             if is_cheap and 1 / PRIOR_SAMPLES < enough < 1:
                 more = (PRIOR_SAMPLES - 1) * number
