@@ -111,7 +111,9 @@ def _importance(
                 f"{num_samples} draws of {size:,} numbers are much to keep: call "
                 "pyro_sde.diagnostics.importance, which has no limit"
             )
-        draws, log_weights, vectorized = draw_guide(problem, num_samples, parallel, seconds, progress)
+        draws, log_weights, vectorized = draw_guide(
+            problem, num_samples, parallel, seconds, progress
+        )
         if len(log_weights) < MIN_SAMPLES:
             raise RuntimeError(
                 f"{len(log_weights)} draws took {seconds:g} seconds, and the check needs "

@@ -167,3 +167,21 @@ def test_training_after_inference_mode():
         assert ControlledPath(prior, made_here).sample().shape == (5, 1)
     ControlledPath(prior, control).rsample().sum().backward()
     assert control.last.bias.grad is not None
+
+
+def test_the_state_is_measured_from_the_median_of_the_prior():
+    """As a control without units sees (z - loc) / scale; spreads between 1/5 and 5 stay."""
+    times = torch.linspace(0.0, 1.0, 6)
+    control = MLPControl(3, (8,), times=times)
+    torch.nn.init.normal_(control.last.weight)
+    plain = MLPControl(3, (8,), times=times)
+    plain.load_state_dict(control.state_dict())
+    states = torch.tensor([20.0, -3.0, 0.0]) + torch.randn(5000, 3) * torch.tensor([1.0, 100, 1e-3])
+    control.take_units(states)
+    loc, scale = control.state_loc, control.state_scale
+    assert (loc - torch.tensor([20.0, -3.0, 0.0])).abs().max() < 10
+    assert scale[0] == 1 and 15 < scale[1] < 25 and 4e-3 < scale[2] < 6e-3
+    t, z = times[:-1].unsqueeze(-1).unsqueeze(-1), states[:4]
+    expected = plain(t[2], (z - loc) / scale)
+    torch.testing.assert_close(control(t[2], z), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(control.on_grid(t).at(2, z), expected, rtol=1e-4, atol=1e-4)
