@@ -34,6 +34,7 @@ from .encoders import Encoding, Observations
 from .first_run import draws_of_prior, first_trace
 from .latent_context import LatentContext, readable
 from .latents import check_still_latent, latent_sites
+from .near_data import draws_near_data, medians
 from .param_store import register_parameters
 from .path_posterior import PathPosterior
 from .posterior_summary import PosteriorSummaryMixin
@@ -92,8 +93,9 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         :class:`~pyro_sde.distributions.ControlledPath` takes them.
     :param other_guide: The autoguide class of all other latents. ``"auto"`` is, for up to 128
         numbers, Pyro's AutoMultivariateNormal in units of the prior and with a skewness of each
-        latent, and AutoNormal beyond, both begun at the medians of the priors. Latents inside of a
-        plate that subsamples need ``partial(AutoNormal, create_plates=...)``, as everywhere in
+        latent, and AutoNormal beyond. Both begin where draws of the prior come near the data, or,
+        for models that cannot be run on many draws at once, at the medians of the priors. Latents
+        inside of a plate that subsamples need ``partial(AutoNormal, create_plates=...)``, as everywhere in
         Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
@@ -182,22 +184,29 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         if self.path_sites:
             return self
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
-            latents = latent_sites(first_trace(self.model, args, kwargs))
+            first = first_trace(self.model, args, kwargs)
+            latents = latent_sites(first)
             paths = {name: w for name, s in latents.items() if (w := unwrap(s["fn"])) is not None}
             self._check_sites(latents, paths)
             warn_of_several_paths(latents, paths)
             self._set_up_encoder(args, kwargs, latents, paths)
+            near = None
+            if not any(is_weights(latents[k], w.path.event_shape[-1]) for k, w in paths.items()):
+                near = draws_near_data(self.model, args, kwargs, first, latents)
             self.paths = PyroModule()
             for name, wrapped in paths.items():
                 context = readable(self._condition_on, latents, paths, name)
-                posterior = self._posterior(name, wrapped, latents[name], context)
+                states = None if near is None else wrapped.to_path(near[name])
+                posterior = self._posterior(name, wrapped, latents[name], context, states)
                 deep_setattr(self.paths, name, posterior)
             others = frozenset(latents) - frozenset(paths)
             if others and self._other_guide is not None:
                 hidden = functools.partial(_hide_all_but, others)
                 other_guide: Any = self._other_guide
                 if other_guide == "auto":
-                    other_guide = default_guide({name: latents[name] for name in others})
+                    sites = {name: latents[name] for name in others}
+                    begin = None if near is None else medians(near, sites)
+                    other_guide = default_guide(sites, begin)
                 self.rest = other_guide(poutine.block(self.model, hide_fn=hidden))
                 self.rest(*args, **kwargs)
         self.path_sites, self.other_sites = tuple(paths), tuple(sorted(others))
@@ -219,7 +228,12 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
                 raise ValueError(f"control names {unknown}, but the path sites are {sorted(paths)}")
 
     def _posterior(
-        self, name: str, wrapped: WrappedPath, site: Any, context: dict[str, Any]
+        self,
+        name: str,
+        wrapped: WrappedPath,
+        site: Any,
+        context: dict[str, Any],
+        states: Tensor | None,
     ) -> PathPosterior:
         shape = list(wrapped.path.batch_shape)
         for frame in site["cond_indep_stack"]:
@@ -233,6 +247,8 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         if not callable(control):
             raise TypeError(f"control must be callable, found {control!r} for site {name!r}")
         dim = wrapped.path.event_shape[-1]
+        if states is None and not is_weights(site, dim):
+            states = draws_of_prior(wrapped.path)
         return PathPosterior(
             wrapped,
             torch.Size(shape),
@@ -245,7 +261,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
             LatentContext(context, wrapped.event_dims, self._condition_on != "auto")
             if context
             else None,
-            None if is_weights(site, dim) else draws_of_prior(wrapped.path),
+            states,
         )
 
     @pyro_method

@@ -63,7 +63,7 @@ class MLPControl(nn.Module):
     frequencies: Tensor
     times: Tensor
     damping: Tensor
-    state_loc: Tensor
+    state_loc: Tensor | None
     state_scale: Tensor
 
     def __init__(
@@ -99,7 +99,8 @@ class MLPControl(nn.Module):
         else:
             embedding = 0
         self.register_buffer("times", times)
-        self.register_buffer("state_loc", torch.zeros(dim))
+        # A parameter, so that it is kept wherever the weights that go with it are.
+        self.state_loc = nn.Parameter(torch.zeros(dim)) if dim <= LARGE else None
         self.register_buffer("state_scale", torch.ones(dim))
         self.register_buffer(
             "frequencies", math.pi * torch.arange(1.0, features + 1.0), persistent=False
@@ -162,13 +163,13 @@ class MLPControl(nn.Module):
         """Measure the state, of shape ``(..., dim)``, from the median of these, and in units in
         which their spread is between 1/5 and 5.
 
-        The guide calls it once, with paths of the prior: states around 20, or of the size of 1000
-        or of 0.001, would saturate the first layer or not be seen by it. A spread near 1 is left
-        as it is, since the posterior is narrower than the prior, nobody knows by how much.
+        The guide calls it once, with paths of the prior that come near the data: states around 20,
+        or of the size of 1000 or of 0.001, would saturate the first layer or not be seen by it. A
+        spread near 1 is left as it is, since the posterior is narrower, nobody knows by how much.
         """
         rows = states.reshape(-1, self.dim)
         rows = rows[torch.isfinite(rows).all(-1)]
-        if not len(rows):
+        if not len(rows) or self.state_loc is None:
             return
         low, loc, high = torch.quantile(rows, rows.new_tensor([0.16, 0.5, 0.84]), dim=0)
         spread = (high - low) / 2
@@ -180,8 +181,10 @@ class MLPControl(nn.Module):
         first, *others = (layer.weight for layer in list[Any](self.layers))
         return [first / self.state_scale, *others]
 
-    def _origin(self) -> Tensor:
+    def _origin(self) -> Tensor | float:
         """What the first layer adds because states are measured from ``state_loc``."""
+        if self.state_loc is None:
+            return 0.0
         first: Any = self.layers[0]
         return -first.weight @ (self.state_loc / self.state_scale)
 

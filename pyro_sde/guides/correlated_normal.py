@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,10 @@ class CorrelatedNormal(AutoMultivariateNormal):
     and T the :class:`SinhArcsinh` transform, before training the identity. So the optimiser takes
     steps that are as large as the prior is wide, whether a latent is a probability or a price; and
     the logarithm of a noise, say, may have the long left tail that few data leave to it.
+
+    :param model: The model.
+    :param float init_scale: The standard deviations before training, in units of the prior.
+    :param begin: Values of all latents at which training begins; by default their medians.
     """
 
     start: Tensor
@@ -65,7 +70,10 @@ class CorrelatedNormal(AutoMultivariateNormal):
     scale: Any
     scale_tril: Any
 
-    def __init__(self, model: Any, init_scale: float = 0.1) -> None:
+    def __init__(
+        self, model: Any, init_scale: float = 0.1, begin: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._begin = begin
         super().__init__(model, init_loc_fn=begin_at_median, init_scale=init_scale)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +88,11 @@ class CorrelatedNormal(AutoMultivariateNormal):
         sites = [site for _, site in self.prototype_trace.iter_stochastic_nodes()]
         self.register_buffer("start", start)
         self.register_buffer("unit", torch.cat([_spread(site) for site in sites]).to(start))
-        return torch.zeros_like(start)
+        if self._begin is None:
+            return torch.zeros_like(start)
+        values = ((biject_to(s["fn"].support).inv, self._begin[s["name"]]) for s in sites)
+        begin = torch.cat([inverse(value).flatten() for inverse, value in values]).to(start)
+        return torch.where(begin.isfinite(), (begin - start) / self.unit, 0.0)
 
     def _elementwise(self) -> list[Transform]:
         """From L eps to the latents in unconstrained space."""

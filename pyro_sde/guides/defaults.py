@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyro.infer.autoguide import AutoContinuous, AutoNormal
+from pyro.infer.autoguide import AutoContinuous, AutoNormal, init_to_value
 from torch import Tensor, nn
 
 from ..distributions import ODEPath
@@ -57,9 +57,14 @@ def contraction_of(kind: str | bool | None, site: Any, dim: int, control: Any) -
     return str(kind) if kind else None
 
 
-def default_guide(latents: Mapping[str, Any]) -> Callable[..., Any]:
+def default_guide(
+    latents: Mapping[str, Any], begin: Mapping[str, Tensor] | None = None
+) -> Callable[..., Any]:
     """The autoguide of the latents that are no paths: correlated, where that is possible and they
-    are few; it starts at the medians of the priors."""
+    are few.
+
+    :param begin: Values at which training begins; by default the medians of the priors.
+    """
     sites = list(latents.values())
     frames = [frame for site in sites for frame in site["cond_indep_stack"]]
     # One law for all has one scale and one mask, for all elements of a plate.
@@ -71,8 +76,11 @@ def default_guide(latents: Mapping[str, Any]) -> Callable[..., Any]:
         and all(alike(a, b) for pair in weights for a, b in zip(pair, weights[0], strict=True))
     )
     if is_correlated:
-        return CorrelatedNormal
-    return functools.partial(AutoNormal, init_loc_fn=begin_at_median)
+        return functools.partial(CorrelatedNormal, begin=begin)
+    if begin is None:
+        return functools.partial(AutoNormal, init_loc_fn=begin_at_median)
+    init = functools.partial(init_to_value, values=dict(begin), fallback=begin_at_median)
+    return functools.partial(AutoNormal, init_loc_fn=init)
 
 
 def joint_sizes(guide: Any, name: str) -> dict[str, int]:

@@ -185,7 +185,7 @@ def kind(model):
     trace = poutine.trace(model).get_trace()
     sites = {n: s for n, s in trace.nodes.items() if n[0] == "x" and s["type"] == "sample"}
     made = default_guide(sites)
-    return made.func if isinstance(made, functools.partial) else made
+    return made.func
 
 
 def test_where_it_is_used():
