@@ -95,8 +95,8 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         numbers, Pyro's AutoMultivariateNormal in units of the prior and with a skewness of each
         latent, and AutoNormal beyond. Both begin where draws of the prior come near the data, or,
         for models that cannot be run on many draws at once, at the medians of the priors. Latents
-        inside of a plate that subsamples need ``partial(AutoNormal, create_plates=...)``, as everywhere in
-        Pyro.
+        inside of a plate that subsamples need ``partial(AutoNormal, create_plates=...)``, as
+        everywhere in Pyro.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
     :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
