@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ..infer import TraceSDE_ELBO
 
-__all__ = ["Problem", "draw_guide", "draw_prior", "keep_buffers"]
+__all__ = ["Problem", "check_at_once", "draw_guide", "draw_prior", "draw_traces", "keep_buffers"]
 
 MAX_PARTICLES = 1000
 """The most draws at once."""
@@ -216,18 +216,31 @@ def _collect(
 
 def _draw(problem: Problem, particles: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Draws by site, their log weights, and the log likelihood in these."""
-    elbo = problem.elbo(particles)
-    traces = elbo._get_traces(problem.model, problem.guide, problem.args, problem.kwargs)
-    model_trace, guide_trace = next(iter(traces))
-    log_p = problem.by_draw(_samples(model_trace), particles)
-    log_q = problem.by_draw(_samples(guide_trace), particles)
+    model_trace, _, log_weights = draw_traces(problem, particles)
     values = {}
     for name, shape in problem.shapes.items():
         value: Any = model_trace.nodes[name]["value"]
         if value.numel() != particles * shape.numel():
             raise _NotVectorised(f"site {name!r} has shape {tuple(value.shape)}")
         values[name] = value.detach().reshape(particles, *shape)
-    return values, log_p - log_q, problem.by_draw(problem.seen(model_trace), particles)
+    return values, log_weights, problem.by_draw(problem.seen(model_trace), particles)
+
+
+def draw_traces(problem: Problem, particles: int) -> tuple[Trace, Trace, Tensor]:
+    """Draws of the guide at once: the traces of model and guide, and log weights of shape
+    ``(particles, elements)``."""
+    elbo = problem.elbo(particles)
+    traces = elbo._get_traces(problem.model, problem.guide, problem.args, problem.kwargs)
+    model_trace, guide_trace = next(iter(traces))
+    log_p = problem.by_draw(_samples(model_trace), particles)
+    log_q = problem.by_draw(_samples(guide_trace), particles)
+    return model_trace, guide_trace, log_p - log_q
+
+
+@torch.no_grad()
+def check_at_once(problem: Problem) -> None:
+    """An error if draws at once are not what they are alone."""
+    _check_vectorised(problem, *_draw(problem, problem.chunk))
 
 
 def _is_delta(site: Any) -> bool:

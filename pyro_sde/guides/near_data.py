@@ -45,6 +45,7 @@ def draws_near_data(
     observed = [k for k, s in first.nodes.items() if s["type"] == "sample" and s["is_observed"]]
     sites: list[Any] = [first.nodes[name] for name in (*latents, *observed)]
     frames = [f for site in sites for f in site["cond_indep_stack"]]
+    trace: Any
     number = min(DRAWS, MAX_ELEMENTS // max(1, sum(s["value"].numel() for s in sites)))
     if number < MIN_DRAWS or not observed or not all(f.vectorized for f in frames):
         return None
