@@ -1,6 +1,17 @@
+import contextlib
+import warnings
+
 import pyro
 import pytest
 import torch
+
+
+def pytest_configure(config):
+    """ArviZ notes the day of its last warning in a file, which two processes cannot do at once."""
+    if not hasattr(config, "workerinput"):
+        with warnings.catch_warnings(), contextlib.suppress(ImportError):
+            warnings.simplefilter("ignore")
+            import arviz  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

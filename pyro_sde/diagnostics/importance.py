@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._buffers import keep_buffers
 from .importance_check import ERRORS, MIN_EFFECTIVE, Estimate, ImportanceCheck, SiteCheck
-from .reweighting import smooth_weights
-from .weighted_draws import Problem, draw_guide, draw_prior, keep_buffers
+from .reweighting import smooth_weights, tail_error
+from .weighted_draws import Problem, draw_guide, draw_prior
 
 __all__ = ["importance", "importance_line"]
 
@@ -144,10 +145,12 @@ def _importance(
     per_term = math.isqrt(n)
     terms = log_weights[: n // per_term * per_term].unflatten(0, (-1, per_term))
     missed, misses = _missed(evidence, variance, prior)
+    unseen = [tail_error(x, k) for x, (_, k) in zip(log_weights.unbind(1), smoothed, strict=True)]
+    error = math.hypot(float(variance.sum().sqrt()), *unseen)
     sites = [_site(k, v, weights, problem.plate_dims.get(k)) for k, v in draws.items()]
     sites.sort(key=lambda s: -max(abs(s.shift), abs(math.log(max(s.ratio, 1e-300)))))
     return ImportanceCheck(
-        log_evidence=Estimate(float(evidence.sum()), float(variance.sum().sqrt())),
+        log_evidence=Estimate(float(evidence.sum()), error),
         elbo=_mean(log_weights.sum(1)),
         bound=_mean((terms.logsumexp(1) - math.log(per_term)).sum(1)),
         bound_samples=per_term,

@@ -9,9 +9,9 @@ import torch
 from pyro.ops.stats import fit_generalized_pareto
 from torch import Tensor
 
-from .importance_check import ImportanceCheck
+from .importance_check import GOOD, ImportanceCheck
 
-__all__ = ["reweight", "smooth_weights"]
+__all__ = ["reweight", "smooth_weights", "tail_error"]
 
 MIN_TAIL = 5
 """Weights in the tail that the fit of a Pareto distribution needs."""
@@ -32,7 +32,7 @@ def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
     if float(x.min()) > -1e-6:
         return x - x.logsumexp(0), -math.inf
     order = x.argsort()
-    cutoff = x[order[-math.ceil(min(n / 5, 3 * math.sqrt(n))) - 1]]
+    cutoff = x[order[-_tail_length(n) - 1]]
     cutoff = cutoff.clamp(min=math.log(torch.finfo(x.dtype).tiny))
     tail = order[x[order] > cutoff]
     if len(tail) < MIN_TAIL:
@@ -44,6 +44,28 @@ def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
         excess = sigma * (torch.expm1(k * rate) / k if abs(k) > 1e-12 else rate)
         x = x.index_copy(0, tail, (excess + cutoff.exp()).log().clamp(max=0.0))
     return x - x.logsumexp(0), k if math.isfinite(k) else math.inf
+
+
+def _tail_length(n: int) -> int:
+    return math.ceil(min(n / 5, 3 * math.sqrt(n)))
+
+
+def tail_error(log_weights: Tensor, k_hat: float) -> float:
+    r"""How uncertain the logarithm of the mean weight is because of weights that were not drawn.
+
+    Above the cutoff, weights have the mean :math:`\sigma / (1 - k)` in excess of it, and m of them
+    tell k with a standard error of :math:`(1 + k) / \sqrt m`. Where k-hat is at most a half, the
+    variance of the weights is finite and tells it all: the result is 0. From 1 on there is no mean
+    to be known: it is infinity.
+    """
+    if k_hat <= GOOD:
+        return 0.0
+    if not k_hat < 1:
+        return math.inf
+    weights = (log_weights.double() - log_weights.max()).exp().sort().values
+    m = _tail_length(len(weights))
+    excess = (weights[-m:] - weights[-m - 1]).sum() / weights.sum()
+    return float(excess) * (1 + k_hat) / ((1 - k_hat) * math.sqrt(m))
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,12 @@ import torch
 from pyro.distributions import Delta
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..infer import TraceSDE_ELBO
 
-__all__ = ["Problem", "check_at_once", "draw_guide", "draw_prior", "draw_traces", "keep_buffers"]
+__all__ = ["Problem", "check_at_once", "draw_guide", "draw_prior", "draw_traces"]
 
 MAX_PARTICLES = 1000
 """The most draws at once."""
@@ -156,18 +155,6 @@ def _common_plate(sites: list[Any]) -> Any:
         return f.vectorized and all(len(s) >= -f.dim and s[f.dim] == f.size > 1 for s in shapes)
 
     return max((f for f in first.values() if holds(f)), key=lambda f: f.size, default=None)
-
-
-@contextmanager
-def keep_buffers(*functions: Callable) -> Iterator[None]:
-    """Whatever is run inside, the buffers of those that are modules are as they were."""
-    modules = [m for f in functions if isinstance(m := poutine.unwrap(f), nn.Module)]
-    kept = [(buffer, buffer.clone()) for m in modules for buffer in m.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in kept:
-            buffer.copy_(value)
 
 
 @torch.no_grad()

@@ -15,6 +15,8 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from torch.distributions import biject_to
 
+from .._buffers import keep_buffers
+
 __all__ = ["draws_near_data", "medians"]
 
 DRAWS, MIN_DRAWS = 1000, 100
@@ -50,7 +52,8 @@ def draws_near_data(
     if number < MIN_DRAWS or not observed or not all(f.vectorized for f in frames):
         return None
     nesting = max((-f.dim for f in frames), default=0)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices=devices), poutine.block(), keep_buffers(model):
         torch.manual_seed(0)
         try:
             with warnings.catch_warnings():

@@ -11,8 +11,9 @@ import torch
 from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor, nn
 
+from .._buffers import keep_buffers
 from ..diagnostics.reweighting import smooth_weights
-from ..diagnostics.weighted_draws import Problem, check_at_once, draw_traces, keep_buffers
+from ..diagnostics.weighted_draws import Problem, check_at_once, draw_traces
 from ..guides import AutoSDE
 
 __all__ = ["Matching", "match_latents"]
@@ -211,9 +212,7 @@ class _Objective:
 
 
 def _maximise(objective: _Objective, parameters: list[nn.Parameter]) -> None:
-    optimiser = torch.optim.LBFGS(
-        parameters, max_iter=ITERATIONS, line_search_fn="strong_wolfe"
-    )
+    optimiser = torch.optim.LBFGS(parameters, max_iter=ITERATIONS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()
