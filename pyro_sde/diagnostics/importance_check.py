@@ -90,7 +90,8 @@ class ImportanceCheck:
 
     log_evidence: Estimate
     """The logarithm of the mean weight. Like a bound, it is rather too low than too high. Where
-    k-hat is above a half, the error counts the tail that was not drawn; from 1 on it is infinite."""
+    k-hat is above a half, the error counts the tail that was not drawn; from 1 on it is
+    infinite."""
     elbo: Estimate
     """The mean log weight."""
     bound: Estimate

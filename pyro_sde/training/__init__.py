@@ -4,14 +4,17 @@ from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .fit import fit
 from .history import History
 from .loop import Diverged
+from .matching import Matching, match_latents
 from .memory import keep_memory
 
 __all__ = [
     "CheckpointError",
     "Diverged",
     "History",
+    "Matching",
     "fit",
     "keep_memory",
     "load_checkpoint",
+    "match_latents",
     "save_checkpoint",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import ImportanceCheck
+from .matching import Matching
 
 __all__ = ["History"]
 
@@ -48,6 +49,8 @@ class History:
     """Why training ended: ``"steps"``, ``"patience"`` or ``"interrupted"``."""
     importance: ImportanceCheck | None = field(default=None, compare=False)
     """How right the posterior is; None without ``progress``, or where that is not known."""
+    matching: Matching | None = field(default=None, compare=False)
+    """How the latents that are no paths were matched; None, if that was not tried."""
 
     @property
     def best(self) -> tuple[int, float] | None:

@@ -57,7 +57,7 @@ class Matching:
         return f"latents: matched to weighted draws; widths over those of training: {widths}"
 
 
-def match_latents(model: Callable, guide: AutoSDE, *args: Any, **kwargs: Any) -> Matching:
+def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> Matching:
     r"""Match the law q of the latents that are no paths to draws :math:`\theta_i` of the guide
     that are weighted by the model: maximise
 
@@ -220,5 +220,5 @@ def _maximise(objective: _Objective, parameters: list[nn.Parameter]) -> None:
         loss.backward()
         return loss
 
-    optimiser.step(closure)  # type: ignore[arg-type]
+    optimiser.step(closure)
     optimiser.zero_grad()
