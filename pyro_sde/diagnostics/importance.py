@@ -22,6 +22,8 @@ MAX_ELEMENTS = 2**24
 PRIOR_SAMPLES = 10
 """How many draws of the prior there are for each of the guide, where they are drawn at once; and
 how many times as many, if that brings enough of them near the data."""
+ENOUGH_SAMPLES = 1000
+"""Where draws are large, so many of them must do."""
 UNLIKELY = 10.0
 """Nats. That an unbiased estimate is above the evidence by c nats has a probability of at most
 exp(-c), however few of its draws count."""
@@ -31,7 +33,7 @@ def importance(
     model: Callable,
     guide: Callable,
     *args: Any,
-    num_samples: int = 1000,
+    num_samples: int = 4000,
     parallel: bool | None = None,
     seconds: float | None = None,
     progress: bool = False,
@@ -107,11 +109,13 @@ def _importance(
     with torch.random.fork_rng(devices=devices), keep_buffers(model, guide):
         problem = Problem.of(model, guide, args, kwargs)
         size = sum(shape.numel() for shape in problem.shapes.values())
-        if size * num_samples > max_elements:
+        fewest = min(num_samples, ENOUGH_SAMPLES)
+        if size * fewest > max_elements:
             raise RuntimeError(
-                f"{num_samples} draws of {size:,} numbers are much to keep: call "
+                f"{fewest} draws of {size:,} numbers are much to keep: call "
                 "pyro_sde.diagnostics.importance, which has no limit"
             )
+        num_samples = int(min(num_samples, max_elements // max(1, size)))
         draws, log_weights, vectorized = draw_guide(
             problem, num_samples, parallel, seconds, progress
         )

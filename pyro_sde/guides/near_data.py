@@ -112,7 +112,7 @@ def _check_alone(
 def _temper(log_lik: Tensor) -> Tensor:
     """The weights of draws, as much like their likelihoods as :data:`NEAR` effective draws
     allow."""
-    x = log_lik.nan_to_num(nan=-math.inf, posinf=-math.inf)
+    x = log_lik.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
     x = x - x.max()
     if int(x.isfinite().sum()) < NEAR:
         raise ValueError("hardly any draw of the prior is possible")
@@ -127,7 +127,7 @@ def _temper(log_lik: Tensor) -> Tensor:
             middle = (low + high) / 2
             low, high = (middle, high) if effective(middle) >= NEAR else (low, middle)
         high = low
-    return (high * x).nan_to_num(nan=-math.inf).softmax(0)
+    return (high * x).nan_to_num(nan=-math.inf, neginf=-math.inf).softmax(0)
 
 
 @torch.no_grad()

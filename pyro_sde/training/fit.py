@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from .batches import Batches
 from .history import History
 from .interrupt import Interrupt
 from .loop import Training
-from .matching import has_joint_latents, match_latents
+from .matching import Matching, has_joint_latents, match_latents
 from .schedules import make_schedule
 
 __all__ = ["fit"]
 
-CHECK_SAMPLES, CHECK_SECONDS = 1000, 5.0
+CHECK_SAMPLES, CHECK_SECONDS = 4000, 5.0
 """Draws of the importance check at the end, and how long it may take."""
 
 
@@ -255,10 +256,13 @@ def _match(training: Training, progress: bool) -> None:
     if not has_joint_latents(training.guide):
         return
     args, kwargs = training.batches(0)
-    matching = match_latents(training.model, training.guide, *args, **kwargs)
-    training.history.matching = matching
+    try:
+        found = match_latents(training.model, training.guide, *args, **kwargs)
+    except KeyboardInterrupt:
+        found = Matching(0, 0.0, math.nan, {}, "that was interrupted")
+    training.history.matching = found
     if progress:
-        tqdm.write(str(matching), file=sys.stderr)
+        tqdm.write(str(found), file=sys.stderr)
 
 
 def _check(training: Training) -> tuple[ImportanceCheck | None, str]:

@@ -136,8 +136,7 @@ def _match(
     k_hat = float("nan")
     try:
         problem = Problem.of(model, guide, args, kwargs)
-        number = CALLS * problem.chunk
-        if number < MIN_DRAWS:
+        if CALLS * problem.chunk < MIN_DRAWS:
             return Matching(0, 0.0, k_hat, {}, "the model is large")
         check_at_once(problem)
         log_weights, x = _draw(problem, rest, 1)
@@ -149,8 +148,7 @@ def _match(
     before = x.std(0)
     rounds, total = 0, 0.0
     while rounds < ROUNDS:
-        log_weights, x = _draw(problem, rest, CALLS)
-        gain = _fit_to(rest, log_weights, x)
+        gain = _fit_to(rest, *_draw(problem, rest, CALLS))
         if gain <= 0:
             break
         rounds, total = rounds + 1, total + gain
@@ -186,18 +184,24 @@ def _fit_to(rest: AutoContinuous, log_weights: Tensor, x: Tensor) -> float:
     before = [p.detach().clone() for p in parameters]
     half = len(x) // 2
     unseen = _Objective(rest, log_weights[half:], x[half:])
-    with torch.no_grad():
-        old = unseen()
-    _maximise(_Objective(rest, log_weights[:half], x[:half]), parameters)
-    with torch.no_grad():
-        gain = float(unseen() - old)
-    if gain > 0:
-        _maximise(_Objective(rest, log_weights, x), parameters)
-        return gain
-    with torch.no_grad():
-        for p, kept in zip(parameters, before, strict=True):
-            p.copy_(kept)
-    return 0.0
+    gain = 0.0
+    try:
+        with torch.no_grad():
+            old = unseen()
+        _maximise(_Objective(rest, log_weights[:half], x[:half]), parameters)
+        with torch.no_grad():
+            gain = float(unseen() - old)
+        if gain > 0:
+            _maximise(_Objective(rest, log_weights, x), parameters)
+    except BaseException:
+        gain = 0.0
+        raise
+    finally:
+        if not gain > 0:
+            with torch.no_grad():
+                for p, kept in zip(parameters, before, strict=True):
+                    p.copy_(kept)
+    return max(gain, 0.0)
 
 
 class _Objective:

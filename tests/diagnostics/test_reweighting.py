@@ -11,7 +11,7 @@ from pyro.infer import Predictive
 
 from pyro_sde import to_arviz
 from pyro_sde.diagnostics import importance, reweight
-from pyro_sde.diagnostics.reweighting import smooth_weights
+from pyro_sde.diagnostics.reweighting import smooth_weights, tail_error
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.5, 1.0, 3.0])
@@ -29,6 +29,31 @@ def test_weights_without_a_tail():
     assert k_hat == -math.inf and torch.allclose(smoothed.exp(), torch.tensor(0.01).double())
     smoothed, k_hat = smooth_weights(torch.tensor([0.0] + [-math.inf] * 99))
     assert k_hat == math.inf and smoothed.exp().tolist() == [1.0] + [0.0] * 99
+
+
+@pytest.mark.parametrize("k", [0.7, 0.8, 0.9])
+def test_the_error_counts_the_tail_that_was_not_drawn(k):
+    """Weights of a Pareto law, whose mean is known, in 200 repetitions."""
+    torch.manual_seed(0)
+    rows = torch.rand(200, 1000, dtype=torch.float64).pow(-k)  # 1 / k is the index of the tail
+    exact = -math.log(1 - k)
+    off, without = [], []
+    for weights in rows:
+        log_weights = weights.log()
+        error = float(weights.std() / weights.mean() / math.sqrt(len(weights)))
+        tail = tail_error(log_weights, smooth_weights(log_weights)[1])
+        miss = abs(float(weights.mean().log()) - exact)
+        without.append(miss > 3 * error)
+        off.append(miss > 3 * math.hypot(error, tail))
+    assert sum(off) < 0.2 * len(off) and sum(off) < 0.8 * sum(without), (sum(off), sum(without))
+
+
+def test_the_error_of_light_and_of_hopeless_tails():
+    log_weights = torch.randn(1000).double()
+    assert tail_error(log_weights, 0.3) == 0.0 and tail_error(log_weights, -math.inf) == 0.0
+    assert (
+        tail_error(log_weights, 1.0) == math.inf and tail_error(log_weights, math.inf) == math.inf
+    )
 
 
 def model(y=None, n=3):
