@@ -113,7 +113,7 @@ def test_corrected_draws_go_on():
         with pyro.plate("rows", 3):
             pyro.sample("x", dist.Normal(0.5 * y, 0.9))
 
-    found = importance(model, guide, y)
+    found = importance(model, guide, y, num_samples=1000)
     draws = reweight(found.draws, found)
     predicted = Predictive(model, posterior_samples=draws)()["y"]
     assert predicted.shape == (1000, 3)

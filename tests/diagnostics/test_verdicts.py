@@ -91,8 +91,11 @@ def test_a_mean_field_guide(kind):
         svi.step(y)
     found = importance(pair, guide, y)
     is_joint = kind is AutoMultivariateNormal
-    assert found.is_right == is_joint and (found.worst is None) == is_joint
-    if not is_joint:
+    assert found.is_right == is_joint
+    if is_joint:
+        assert found.worst is None
+    else:
+        assert "not to be trusted" in found.verdict
         assert found.sites[0].ratio > 1.2 and found.log_evidence.value - found.elbo.value > 0.3
 
 
