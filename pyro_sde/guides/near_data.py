@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from .._buffers import keep_buffers
+from .visibility import without_handlers
 
 __all__ = ["draws_near_data", "medians"]
 
@@ -53,7 +54,7 @@ def draws_near_data(
         return None
     nesting = max((-f.dim for f in frames), default=0)
     devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices), poutine.block(), keep_buffers(model):
+    with torch.random.fork_rng(devices=devices), without_handlers(), keep_buffers(model):
         torch.manual_seed(0)
         try:
             with warnings.catch_warnings():

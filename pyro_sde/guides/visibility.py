@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
 from pyro.poutine.util import site_is_subsample
 
-__all__ = ["HideFromOuterTrace", "MaskObserved", "alike", "inside_trace", "with_latent_scale"]
+__all__ = [
+    "HideFromOuterTrace",
+    "MaskObserved",
+    "alike",
+    "inside_trace",
+    "with_latent_scale",
+    "without_handlers",
+]
 
 
 def inside_trace() -> bool:
@@ -20,6 +28,23 @@ def inside_trace() -> bool:
     The ELBOs do not: they ask for both traces with ``get_traces``.
     """
     return any(isinstance(f, TraceMessenger) and not f.param_only for f in _PYRO_STACK)
+
+
+@contextmanager
+def without_handlers() -> Iterator[None]:
+    """Runs its body as if no handler were around it.
+
+    ``poutine.block`` hides the sites of its body from outer handlers, but an outer plate, such as
+    that of an ELBO's vectorised particles, keeps its name and its dimension.
+    """
+    handlers, dims = list(_PYRO_STACK), _DIM_ALLOCATOR._stack
+    _PYRO_STACK.clear()
+    _DIM_ALLOCATOR._stack = []
+    try:
+        yield
+    finally:
+        _PYRO_STACK[:] = handlers
+        _DIM_ALLOCATOR._stack = dims
 
 
 class MaskObserved(Messenger):

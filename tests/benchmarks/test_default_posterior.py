@@ -17,6 +17,7 @@ BOUNDS = {  # nats below the evidence
     "sum, Stack": 0.3,
     "OU parameters": 0.15,
     "location": 0.1,
+    "far location": 0.1,
 }
 
 
@@ -34,10 +35,10 @@ def test_the_posterior_is_right_by_default(name):
 
 
 def test_what_is_not_right_is_said():
-    """Data that 200 steps do not reach."""
-    found = train(PROBLEMS["far location"](), 0, argparse.Namespace(steps=200, progress=False))
+    """Twenty steps of training are not enough."""
+    found = train(PROBLEMS["location"](), 0, argparse.Namespace(steps=20, progress=False))
     assert found.gap > 10 and found.check.k_hat > 0.7
-    assert not found.check.is_right and "misses a part" in found.check.line
+    assert not found.check.is_right and "right" not in found.check.verdict
 
 
 def test_one_site_and_a_stack_are_one_problem():

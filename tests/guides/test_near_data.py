@@ -9,10 +9,11 @@ import pytest
 import torch
 from pyro.nn import PyroModule
 
-from pyro_sde import AutoSDE
+from pyro_sde import AutoSDE, TraceSDE_ELBO
 from pyro_sde.distributions import OrnsteinUhlenbeck
 from pyro_sde.guides import near_data
 from pyro_sde.guides.near_data import draws_near_data, medians
+from pyro_sde.guides.visibility import without_handlers
 
 TIMES = torch.linspace(0.0, 1.0, 5)
 
@@ -37,6 +38,29 @@ def test_draws_are_nearer_to_the_data_than_those_of_the_prior():
     assert draws["loc"].shape == (near_data.KEPT,) and draws["z"].shape == (near_data.KEPT, 5, 1)
     found = medians(draws, latents)
     assert 18 < float(found["loc"]) < 32 and 18 < float(found["z"].mean()) < 32
+
+
+@pytest.mark.parametrize("nesting", [0, 1, math.inf])
+def test_draws_inside_of_an_elbo(nesting):
+    """Its plate of particles is open when the guide is set up, unless it guesses the nesting."""
+    y = torch.full((5,), 25.0)
+    elbo = TraceSDE_ELBO(16, vectorize_particles=True, max_plate_nesting=nesting)
+    guide = AutoSDE(model)
+    elbo.loss(model, guide, y)
+    assert 18 < float(guide.median(y)["loc"]) < 32
+    with pyro.plate("free", 2) as here:  # names and dimensions are as before
+        assert pyro.sample("x", dist.Normal(0.0, 1.0)).shape == here.shape
+
+
+def test_handlers_are_put_back_after_an_error():
+    with pyro.plate("outer", 3), poutine.trace() as outer:
+        with pytest.raises(ZeroDivisionError), without_handlers():
+            with pyro.plate("outer", 2, dim=-1):
+                pyro.sample("inside", dist.Normal(0.0, 1.0))
+            raise ZeroDivisionError
+        pyro.sample("after", dist.Normal(0.0, 1.0))
+    nodes = outer.trace.nodes
+    assert "inside" not in nodes and nodes["after"]["value"].shape == (3,)
 
 
 def test_weights_are_tempered_to_an_effective_number():
