@@ -21,7 +21,7 @@ from .table import table
 
 __all__ = ["SiteSummary", "Summary", "summarise"]
 
-CHECK_SAMPLES, CHECK_SECONDS = 200, 5.0
+CHECK_SAMPLES, CHECK_SECONDS = 4000, 5.0
 """Draws of the importance check, and how long it may take."""
 
 

@@ -1,7 +1,7 @@
 """AutoSDE(model) and fit without options, against what is known of the posterior.
 
-16 particles and 1500 steps, or fewer. Three seeds of the benchmark are within the asserted numbers;
-see RESULTS.md.
+16 particles, and as many of the 1500 steps of the benchmark as each problem needs; its three seeds
+are within the asserted numbers, see RESULTS.md.
 """
 
 import argparse
@@ -9,24 +9,24 @@ import argparse
 import pytest
 from default_posterior import PROBLEMS, train
 
-ARGS = argparse.Namespace(steps=1500, progress=False)
-BOUNDS = {  # nats below the evidence
-    "CIR": 0.1,
-    "double well": 0.35,
-    "Lotka-Volterra": 0.1,
-    "sum, Stack": 0.3,
-    "OU parameters": 0.15,
-    "location": 0.1,
-    "far location": 0.1,
+BOUNDS = {  # nats below the evidence, after so many steps
+    "CIR": (0.1, 600),
+    "double well": (0.35, 1500),
+    "Lotka-Volterra": (0.1, 600),
+    "sum, Stack": (0.3, 1500),
+    "OU parameters": (0.2, 600),
+    "location": (0.1, 600),
+    "far location": (0.1, 1500),
 }
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_the_posterior_is_right_by_default(name):
-    found = train(PROBLEMS[name](), 0, ARGS)
-    assert -4 * found.error < found.gap < BOUNDS[name]
+    bound, steps = BOUNDS[name]
+    found = train(PROBLEMS[name](), 0, argparse.Namespace(steps=steps, progress=False))
+    assert -4 * found.error < found.gap < bound
     # The standard deviation of 20,000 draws has an error of half a per cent.
-    assert all(0.87 < ratio < 1.1 for ratio in found.ratios.values())
+    assert all(0.93 < ratio < 1.07 for ratio in found.ratios.values())
     check = found.check
     if check.k_hat < 0.7:
         assert abs(found.off) < 4
