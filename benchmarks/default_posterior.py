@@ -76,7 +76,7 @@ def _one_dimension(
         law = dist.Normal(z[..., at, 0], noise).to_event(1)
         pyro.sample("y", law, obs=y)
 
-    states = torch.linspace(-4.0, 6.0, 4001, dtype=torch.float64)
+    states = torch.linspace(-4.0, 6.0, 1601, dtype=torch.float64)
     dt = times.double().diff()
 
     def step(i: int, x: Tensor = states) -> Tensor:
