@@ -17,6 +17,7 @@ from .forecasting import Forecast, forecast
 from .guides import AutoSDE, GRUEncoder, MLPControl
 from .infer import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO, anneal_kl, girsanov, kl_weight
 from .interop import to_arviz
+from .predictive import Predictive
 from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
 from .training import History, fit
@@ -29,6 +30,7 @@ __all__ = [
     "GRUEncoder",
     "History",
     "MLPControl",
+    "Predictive",
     "Series",
     "TraceMeanFieldSDE_ELBO",
     "TraceSDE_ELBO",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.infer import Predictive
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from .guides import AutoSDE
 from .guides.amortisation import arguments_of
 from .guides.encoders import as_observations
 from .metrics.forecasts import interval
+from .predictive import Predictive
 from .times import contains, select
 
 __all__ = ["Forecast", "forecast"]
@@ -68,7 +68,7 @@ def forecast(
     num_samples: int = 100,
     *,
     site: str | None = None,
-    parallel: bool = False,
+    parallel: bool | None = None,
     **changes: Any,
 ) -> Forecast:
     """Predict what would be observed at ``times``, given the data.
@@ -83,18 +83,19 @@ def forecast(
     Example::
 
         >>> import pyro, torch, pyro.distributions as dist
-        >>> from pyro_sde import AutoSDE, forecast, select, time_grid
+        >>> from pyro_sde import AutoSDE, forecast, time_grid
         >>> from pyro_sde.distributions import OrnsteinUhlenbeck
         >>> def model(times, values=None):
         ...     grid = time_grid(0.0, float(times.max()), dt=0.5, include=times)
-        ...     z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid))
-        ...     mean = select(z, grid, times)[..., 0]
-        ...     pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=values)
+        ...     prior = OrnsteinUhlenbeck.scalar(1.0, 0.0, 1.0, grid)
+        ...     z = pyro.sample("z", prior)
+        ...     with pyro.plate("observations", len(times)):
+        ...         pyro.sample("y", dist.Normal(prior.at(z, times), 0.1), obs=values)
         >>> known = torch.tensor([0.5, 1.0]), torch.tensor([0.2, 0.4])
         >>> guide = AutoSDE(model)  # to be trained on what is known
         >>> ahead = forecast(model, guide, known, torch.linspace(2.0, 4.0, 5), num_samples=50)
         >>> ahead.samples.shape, ahead.paths["z"].shape
-        (torch.Size([50, 5]), torch.Size([50, 5, 1]))
+        (torch.Size([50, 5]), torch.Size([50, 5]))
         >>> lower, upper = ahead.interval(0.9)
 
     :param model: The model that the guide was made for.
@@ -104,7 +105,7 @@ def forecast(
     :param times: When to predict: shape ``(m,)``, or ``(series, m)``.
     :param num_samples: How many samples.
     :param site: The name of the site to predict, if several are observed.
-    :param parallel: Draw the samples at once, if the model can be vectorised.
+    :param parallel: Whether to draw them at once; by default, where the model allows it.
     :param changes: Other arguments of the model that differ from the data's, a grid, say.
     """
     if not isinstance(guide, AutoSDE):
@@ -156,7 +157,10 @@ def forecast(
         wrapped: Any = unwrap(trace.nodes[name]["fn"])
         grid = wrapped.path.times
         if contains(grid, times):  # a model may interpolate a path between the times of its grid
-            paths[name] = select(samples[name], grid, times)
+            x = samples[name].unsqueeze(-1) if wrapped.is_scalar else samples[name]
+            shared = max(times.dim() + 2 - x.dim(), 0)  # a path that the series share
+            x = select(x.reshape(num_samples, *(1,) * shared, *x.shape[1:]), grid, times)
+            paths[name] = x.squeeze(-1) if wrapped.is_scalar else x
     return Forecast(times, predicted.narrow(time_dim, old.shape[-1], m), paths)
 
 

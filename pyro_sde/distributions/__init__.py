@@ -7,6 +7,7 @@ from .ode import ODEPath
 from .ornstein_uhlenbeck import OrnsteinUhlenbeck
 from .path import PathDistribution
 from .poisson_process import PoissonProcess
+from .scalar import ScalarPath
 from .sde import SDEPath
 from .stack import Stack
 
@@ -19,6 +20,7 @@ __all__ = [
     "PathDistribution",
     "PoissonProcess",
     "SDEPath",
+    "ScalarPath",
     "Solve",
     "Stack",
     "tolerance",

@@ -11,8 +11,10 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ExpTransform
 
 from ..simulation.base import LinearSteps
+from ..times import select
 from .parameters import as_parameters, validates, with_time
 from .path import PathDistribution
+from .scalar import ScalarPath, scalar_process
 
 __all__ = ["BrownianMotion", "GeometricBrownianMotion"]
 
@@ -128,6 +130,22 @@ class GeometricBrownianMotion(TransformedDistribution):
         new = self._get_checked_instance(GeometricBrownianMotion, _instance)
         new.drift, new.scale, new._start = self.drift, self.scale, self._start
         return super().expand(batch_shape, _instance=new)
+
+    @classmethod
+    def scalar(cls, *args: Any, **kwargs: Any) -> ScalarPath:
+        """The process of one number, with the arguments of the class; see
+        :meth:`PathDistribution.scalar`.
+
+        :returns: A :class:`ScalarPath`.
+        """
+        return scalar_process(cls, args, kwargs)
+
+    def at(self, z: Tensor, times: Tensor, *, plate_dim: int | None = None) -> Tensor:
+        """The states of the path ``z`` at ``times``; see :meth:`PathDistribution.at`.
+
+        :returns: States of shape ``(..., n, D)``.
+        """
+        return select(z, self.base_dist.times, times, plate_dim=plate_dim)
 
     def _growth(self) -> Tensor:
         return (with_time(self.drift) * self.base_dist.elapsed()).exp()

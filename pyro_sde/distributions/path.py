@@ -14,8 +14,10 @@ from .._checks import broadcast_shapes, check_memory
 from ..simulation.base import Draw, LinearSteps, Task, simulate
 from ..simulation.checks import check_scale
 from ..simulation.step import diagonal_of, whiten
+from ..times import select
 from .guard import path_log_prob_is_skipped, refuse_unsupported_inference
 from .parameters import check_times, expand_initial, initial_shape
+from .scalar import ScalarPath, scalar_process
 
 __all__ = ["PathDistribution"]
 
@@ -109,6 +111,35 @@ class PathDistribution(TorchDistribution):
             # What a parent says about its own transition is not true of another one.
             if depth(name) > depth("transition"):
                 setattr(cls, name, getattr(PathDistribution, name))
+
+    @classmethod
+    def scalar(cls, *args: Any, **kwargs: Any) -> ScalarPath:
+        """The process of one number, with the arguments of the class: parameters have the batch
+        shape, functions see states without a dimension of their own, and so is the value, of shape
+        ``batch_shape + (T,)``. A torch module is called as ever, with states ``(..., 1)``.
+
+        Example::
+
+            >>> import torch
+            >>> from pyro_sde.distributions import SDEPath
+            >>> rate = torch.tensor([0.5, 1.0, 2.0])  # three series
+            >>> times = torch.linspace(0.0, 1.0, 11)
+            >>> SDEPath.scalar(lambda t, z: -rate * z, 0.3, 1.0, times).expand([3]).sample().shape
+            torch.Size([3, 11])
+
+        :returns: A :class:`ScalarPath`.
+        """
+        return scalar_process(cls, args, kwargs)
+
+    def at(self, z: Tensor, times: Tensor, *, plate_dim: int | None = None) -> Tensor:
+        """The states of the path ``z`` at ``times``: ``select(z, self.times, times)``.
+
+        :param z: A path of this process, of shape ``(..., T, D)``.
+        :param times: Times on the grid, of shape ``(n,)`` or ``(..., n)``.
+        :param plate_dim: As in :func:`~pyro_sde.select`.
+        :returns: States of shape ``(..., n, D)``.
+        """
+        return select(z, self.times, times, plate_dim=plate_dim)
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and scale of the state a time ``dt`` after it was ``z`` at time ``t``.

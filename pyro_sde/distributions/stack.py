@@ -12,6 +12,7 @@ from ..simulation.base import LinearSteps
 from ..simulation.step import is_matrix
 from .ode import ODEPath
 from .path import PathDistribution
+from .scalar import ScalarPath
 from .starts import join_starts, side_by_side
 
 __all__ = ["Stack"]
@@ -38,13 +39,17 @@ class Stack(PathDistribution):
         >>> a.shape, b.shape
         (torch.Size([11, 1]), torch.Size([11, 1]))
 
-    :param processes: Path distributions on the same ``times``; their batch shapes broadcast. A
-        start may be a point for some and a Distribution for others.
+    :param processes: Path distributions on the same ``times``, scalar ones too; their batch
+        shapes broadcast. A start may be a point for some and a Distribution for others.
     """
 
-    def __init__(self, *processes: PathDistribution, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, *processes: PathDistribution | ScalarPath, validate_args: bool | None = None
+    ) -> None:
         if not processes:
             raise ValueError("Stack needs at least one process")
+        self._is_scalar = [isinstance(p, ScalarPath) for p in processes]
+        processes = tuple(p.path if isinstance(p, ScalarPath) else p for p in processes)
         for p in processes:
             if not isinstance(p, PathDistribution) or isinstance(p, ODEPath):
                 raise TypeError(
@@ -81,17 +86,25 @@ class Stack(PathDistribution):
         )
 
     def split(self, z: Tensor) -> tuple[Tensor, ...]:
-        """The states of the processes, from those of the stack: ``(..., D)`` or whole paths."""
+        """The states of the processes, from those of the stack: ``(..., D)`` or whole paths.
+
+        :param z: States of shape ``(..., D)``, or paths of shape ``(..., T, D)``.
+        :returns: A tensor for each process; of a scalar process without the last dimension.
+        """
+        states = zip(self._split(z), self._is_scalar, strict=True)
+        return tuple(x.squeeze(-1) if scalar else x for x, scalar in states)
+
+    def _split(self, z: Tensor) -> tuple[Tensor, ...]:
         return z.split(self.sizes, -1)
 
     def _of_each(
         self, z: Tensor, f: Callable[[PathDistribution, Tensor], tuple[Tensor, Tensor]]
     ) -> list[tuple[Tensor, Tensor]]:
-        return [f(p, x) for p, x in zip(self.processes, self.split(z), strict=True)]
+        return [f(p, x) for p, x in zip(self.processes, self._split(z), strict=True)]
 
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         steps = self._of_each(z, lambda p, x: p.transition(t, dt, x))
-        states = self.split(z)
+        states = self._split(z)
         means = [m.expand_as(x) for (m, _), x in zip(steps, states, strict=True)]
         if not any(is_matrix(s, x) for (_, s), x in zip(steps, states, strict=True)):
             scales = [s.expand_as(x) for (_, s), x in zip(steps, states, strict=True)]
@@ -109,7 +122,7 @@ class Stack(PathDistribution):
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         parts = self._of_each(z, lambda p, x: p.coefficients(t, x))
         drift, diffusion = (
-            torch.cat([y.expand_as(x) for y, x in zip(ys, self.split(z), strict=True)], -1)
+            torch.cat([y.expand_as(x) for y, x in zip(ys, self._split(z), strict=True)], -1)
             for ys in zip(*parts, strict=True)
         )
         return drift, diffusion

@@ -13,6 +13,7 @@ from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 
 from .path import PathDistribution
+from .scalar import DropState
 
 __all__ = ["WrappedPath", "unwrap"]
 
@@ -31,6 +32,11 @@ class WrappedPath:
     masks: list[Any] = field(default_factory=list)
     _reducers: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
     _wrappers: list[Callable[[Any], Any]] = field(default_factory=list)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether values of the site have no dimension for the state."""
+        return any(isinstance(transform, DropState) for transform in self.transforms)
 
     def to_path(self, value: Tensor) -> Tensor:
         for transform in reversed(self.transforms):
@@ -72,7 +78,8 @@ def unwrap(fn: Any) -> WrappedPath | None:
         inside._wrappers.append(lambda d: d.mask(mask))
     elif isinstance(fn, torch.distributions.TransformedDistribution):
         for transform in fn.transforms:
-            if transform.domain.event_dim or transform.codomain.event_dim:
+            is_elementwise = not transform.domain.event_dim and not transform.codomain.event_dim
+            if not is_elementwise and not isinstance(transform, DropState):
                 raise ValueError(
                     f"a path can only be transformed elementwise: {transform} mixes the entries "
                     "of a path; transform the sampled value instead"

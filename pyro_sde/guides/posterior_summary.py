@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pyro.infer import Predictive
 from torch import Tensor
+
+from ..predictive import Predictive
 
 if TYPE_CHECKING:
     from ..diagnostics import Summary
@@ -29,15 +30,16 @@ class PosteriorSummaryMixin:
         quantiles: Any,
         *args: Any,
         num_samples: int = 1000,
-        parallel: bool = False,
+        parallel: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Tensor]:
         """Posterior quantiles of each latent, by sampling.
 
         :param quantiles: Numbers between 0 and 1.
         :param num_samples: How many posterior samples.
-        :param parallel: Draw them at once, if the model can be vectorised.
-        :returns: A dict from site names to tensors with one leading entry per quantile.
+        :param parallel: Whether to draw them at once; by default, where the model allows it.
+        :returns: A dict from site names to tensors with one leading entry per quantile, and then
+            the shape of one draw.
         """
         self.setup(*args, **kwargs)
         sites = (*self.path_sites, *self.other_sites)
@@ -50,9 +52,14 @@ class PosteriorSummaryMixin:
         return result
 
     def median(
-        self, *args: Any, num_samples: int = 1000, parallel: bool = False, **kwargs: Any
+        self, *args: Any, num_samples: int = 1000, parallel: bool | None = None, **kwargs: Any
     ) -> dict[str, Tensor]:
-        """Posterior medians of each latent, by sampling; of a path, at each time."""
+        """Posterior medians of each latent, by sampling; for a path, at each time.
+
+        :param num_samples: How many posterior samples.
+        :param parallel: Whether to draw them at once; by default, where the model allows it.
+        :returns: A dict from site names to tensors of the shape of one draw.
+        """
         return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
 
     def summary(self, *args: Any, num_particles: int = 10, bins: int = 4, **kwargs: Any) -> Summary:

@@ -59,7 +59,8 @@ def _site(name: str, node: Any, names: list[str]) -> Site:
             dims[i] = frame.name
     wrapped = unwrap(fn)
     if wrapped is not None:
-        dims[-2:] = [f"{name}_time", f"{name}_state"]
+        own = [f"{name}_time", f"{name}_state"][: 1 if wrapped.is_scalar else 2]
+        dims[-len(own) :] = own
     free = [i for i, dim in enumerate(dims) if dim is None]
     if names and len(names) != len(free):
         raise ValueError(

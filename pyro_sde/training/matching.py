@@ -145,24 +145,43 @@ def _match(
         return Matching(0, 0.0, k_hat, {}, f"they cannot be drawn at once ({e})")
     if not k_hat < MAX_K_HAT:
         return Matching(0, 0.0, k_hat, {}, f"k-hat is {k_hat:.2f}: train longer")
-    before = x.std(0)
+    before, trained = x.std(0), _copies(rest)
     rounds, total = 0, 0.0
-    while rounds < ROUNDS:
-        gain = _fit_to(rest, *_draw(problem, rest, CALLS))
-        if gain <= 0:
-            break
-        rounds, total = rounds + 1, total + gain
-        if gain < SMALL:
-            break
+    try:
+        while rounds < ROUNDS:
+            gain = _fit_to(rest, *_draw(problem, rest, CALLS))
+            if gain <= 0:
+                break
+            rounds, total = rounds + 1, total + gain
+            if gain < SMALL:
+                break
+        log_weights, x = _draw(problem, rest, 1)
+    except (ValueError, ArithmeticError, RuntimeError) as e:
+        # Tails may become so long that a few of very many draws overflow, which a model refuses.
+        _put(rest, trained)
+        return Matching(0, 0.0, k_hat, {}, f"a matched law has draws out of range ({e})")
     if not rounds:
         return Matching(0, 0.0, k_hat, {}, "weighted draws do not say otherwise")
-    log_weights, x = _draw(problem, rest, 1)
     ratios = (x.std(0) / before).log().cpu()
     widths, first = {}, 0
     for name, shape in rest._unconstrained_shapes.items():
         widths[name] = float(ratios[first : first + shape.numel()].mean().exp())
         first += shape.numel()
     return Matching(rounds, total, smooth_weights(log_weights)[1], widths)
+
+
+def _parameters(rest: AutoContinuous) -> list[nn.Parameter]:
+    return [p for p in rest.parameters() if p.requires_grad]
+
+
+def _copies(rest: AutoContinuous) -> list[Tensor]:
+    return [p.detach().clone() for p in _parameters(rest)]
+
+
+@torch.no_grad()
+def _put(rest: AutoContinuous, values: list[Tensor]) -> None:
+    for p, value in zip(_parameters(rest), values, strict=True):
+        p.copy_(value)
 
 
 @torch.no_grad()
@@ -180,8 +199,7 @@ def _draw(problem: Problem, rest: AutoContinuous, calls: int) -> tuple[Tensor, T
 def _fit_to(rest: AutoContinuous, log_weights: Tensor, x: Tensor) -> float:
     """Fit the law of the latents to half of the draws; what the other half gains by it, in nats.
     If that is anything it is fitted to all of them, and is otherwise what it was."""
-    parameters = [p for p in rest.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in parameters]
+    parameters, before = _parameters(rest), _copies(rest)
     half = len(x) // 2
     unseen = _Objective(rest, log_weights[half:], x[half:])
     gain = 0.0
@@ -198,9 +216,7 @@ def _fit_to(rest: AutoContinuous, log_weights: Tensor, x: Tensor) -> float:
         raise
     finally:
         if not gain > 0:
-            with torch.no_grad():
-                for p, kept in zip(parameters, before, strict=True):
-                    p.copy_(kept)
+            _put(rest, before)
     return max(gain, 0.0)
 
 

@@ -137,7 +137,7 @@ def test_healthy_ones_are_silent():
 
 def test_a_line_says_how_right_it_is():
     found = shaken(simple, Y).summary()
-    assert found.importance.num_samples == 200
+    assert found.importance.num_samples == 4000
     assert str(found).endswith(f"\n\n{found.importance.line}")
     assert found.importance.line.startswith("importance check: log evidence ")
     part = shaken(series, SERIES, 2, name="part").summary()

@@ -113,6 +113,26 @@ def test_why_nothing_was_changed(change, reason, monkeypatch):
     assert re.search(reason, str(found))
 
 
+def test_a_law_whose_draws_overflow_is_taken_back(monkeypatch):
+    """Tails that became too long: the model refuses an infinite scale after the first round."""
+    guide = trained(100)
+    draw, calls = matching._draw, []
+
+    def overflow(*args):
+        calls.append(args)
+        if len(calls) > 2:
+            raise ValueError("scale must be finite: found [inf]")
+        return draw(*args)
+
+    monkeypatch.setattr(matching, "_draw", overflow)
+    monkeypatch.setattr(matching, "SMALL", -math.inf)
+    squeeze(guide, 0.6)
+    before = values()
+    found = match_latents(model, guide, Y)
+    assert_identical(values(), before)
+    assert found.rounds == 0 and "out of range (scale must be finite" in str(found)
+
+
 def test_a_model_for_one_draw_at_a_time_is_left_as_it_is():
     def one_by_one(y):
         shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
