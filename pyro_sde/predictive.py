@@ -74,7 +74,8 @@ class Predictive(pyro.infer.Predictive):
         :param kwargs: Keyword arguments of the model.
         :returns: Samples by site, of shape ``(num_samples, *shape of one draw)``.
         """
-        shapes, traces = {}, self._trace_one(args, kwargs)
+        traces = self._trace_one(args, kwargs)
+        shapes: dict[str, torch.Size] = {}
         for trace in traces:
             shapes |= {name: site["value"].shape for name, site in _samples(trace)}
         samples = None

@@ -176,7 +176,7 @@ def _law_with_state(name: str, law: Distribution) -> Distribution:
         return law
     try:
         parameters = {k: getattr(law, k).unsqueeze(-1) for k in law.arg_constraints}
-        return type(law)(**parameters).to_event(1)
+        return type(law)(**parameters).to_event(1)  # type: ignore[attr-defined]
     except (AttributeError, TypeError, NotImplementedError) as e:
         raise ValueError(
             f"{name} is a {type(law).__name__} of batch_shape {tuple(law.batch_shape)}, which "

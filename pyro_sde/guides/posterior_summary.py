@@ -43,7 +43,8 @@ class PosteriorSummaryMixin:
         """
         self.setup(*args, **kwargs)
         sites = (*self.path_sites, *self.other_sites)
-        draw = Predictive(self, num_samples=num_samples, return_sites=sites, parallel=parallel)
+        guide: Any = self
+        draw = Predictive(guide, num_samples=num_samples, return_sites=sites, parallel=parallel)
         samples = draw(*args, **kwargs)
         result = {}
         for name, value in samples.items():
