@@ -24,6 +24,19 @@ class PosteriorSummaryMixin:
     """The arguments that the guide was set up with."""
     setup: Any
 
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """As that of every torch module; the guide must have been set up before.
+
+        :returns: What torch returns, the keys that did not match.
+        """
+        if not self.path_sites:
+            raise RuntimeError(
+                f"{type(self).__name__} has no parameters to load into yet: they are made from "
+                "the model's arguments. Call guide.setup(*args) with the data first, and then "
+                "load_state_dict"
+            )
+        return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+
     @torch.no_grad()
     def quantiles(
         self,

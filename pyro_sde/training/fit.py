@@ -19,6 +19,7 @@ from ..diagnostics import ImportanceCheck
 from ..diagnostics.importance import importance_line
 from ..infer import TraceSDE_ELBO, kl_weight
 from .batches import Batches
+from .default_elbo import default_elbo
 from .history import History
 from .interrupt import Interrupt
 from .loop import Training
@@ -27,6 +28,7 @@ from .schedules import make_schedule
 
 __all__ = ["fit"]
 
+STEPS = 1500
 CHECK_SAMPLES, CHECK_SECONDS = 4000, 5.0
 """Draws of the importance check at the end, and how long it may take."""
 
@@ -56,7 +58,7 @@ def fit(
     match: bool = True,
     progress: bool = True,
 ) -> History:
-    """Train a model and its guide with SVI, for so many steps or epochs.
+    """Train a model and its guide with SVI, for so many steps or epochs; 1500 steps by default.
 
     What it does, and what you write when you want it otherwise::
 
@@ -64,7 +66,8 @@ def fit(
         optim = PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, {
             "optimizer": torch.optim.Adam, "lr_lambda": schedule,
             "optim_args": {"lr": lr, "betas": (0.9, 0.99)}})
-        svi = SVI(model, guide, optim, TraceSDE_ELBO())
+        elbo = TraceSDE_ELBO(num_particles=16, vectorize_particles=True)
+        svi = SVI(model, guide, optim, elbo)
         for i in range(steps):
             with anneal_kl(kl_weight(i, anneal)):
                 svi.step(*data)
@@ -111,15 +114,20 @@ def fit(
     :param guide: The guide, of any kind.
     :param data: The arguments of both: a tuple, a dict by name, or a single one. Arrays of numpy
         become tensors, floating point numbers in torch's default dtype.
-    :param steps: How many steps; or
-    :param epochs: how often to go through the data; without ``batch_size`` an epoch is a step.
-    :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees.
+    :param steps: How many steps, 1500 if neither this nor ``epochs`` is given.
+    :param epochs: How often to go through the data, in the place of ``steps``; without
+        ``batch_size`` an epoch is a step.
+    :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees. All
+        batches have so many: rows that are left over at the end of an epoch come in other epochs,
+        as each has an order of its own.
     :param lr: The largest learning rate of Adam, 0.02 if not given. It remembers squared
         gradients for 100 steps: the first, from the prior to the data, are larger than all others.
     :param schedule: ``"cosine"`` (the default), ``"constant"``, ``"one_cycle"``, or a function from
         the step to a factor of the rate.
     :param optim: An optimiser of Pyro in the place of both.
-    :param elbo: The ELBO, by default :class:`~pyro_sde.TraceSDE_ELBO`.
+    :param elbo: The ELBO, by default :class:`~pyro_sde.TraceSDE_ELBO`: with 16 vectorised
+        particles for an :class:`~pyro_sde.AutoSDE` of a model that allows them and has at most
+        2048 latent numbers, without mini-batches; else with one particle.
     :param clip: The largest norm of all gradients together.
     :param anneal: In how many steps the weight of the KL rises to 1, or a function from the step
         to a weight; see :class:`~pyro_sde.anneal_kl`.
@@ -139,8 +147,9 @@ def fit(
         is; see :func:`~pyro_sde.diagnostics.importance`. That takes some seconds at most.
     """
     batches = Batches(data, batch_size)
-    if (steps is None) == (epochs is None):
+    if steps is not None and epochs is not None:
         raise ValueError("give either steps or epochs")
+    steps = STEPS if steps is None and epochs is None else steps
     total = steps if steps is not None else (epochs or 0) * len(batches)
     _check_positive(checkpoint_every=checkpoint_every, validation_draws=validation_draws)
     _check_positive(every=every, patience=patience, clip=clip, lr=lr)
@@ -169,7 +178,7 @@ def fit(
     training = Training(
         model,
         guide,
-        TraceSDE_ELBO() if elbo is None else elbo,
+        TraceSDE_ELBO(),
         optim,
         batches,
         lr,
@@ -187,6 +196,10 @@ def fit(
         batches.seed = torch.initial_seed() % 2**62 if seed is None else seed
         if seed is not None:
             pyro.set_rng_seed(seed)
+    if elbo is not None:
+        training.elbo = elbo
+    elif batch_size is None:
+        training.elbo = default_elbo(model, guide, batches.args, batches.kwargs)
     if every is None:
         every = len(batches) if batch_size is not None else max(1, total // 20)
     history = _run(training, total, every, patience, checkpoint_every, progress)

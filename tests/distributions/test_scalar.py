@@ -105,13 +105,16 @@ def test_a_guide_of_ones_own_has_girsanovs_terms():
     torch.testing.assert_close(terms.quadratic + terms.martingale, q.log_prob(z) - p.log_prob(z))
 
 
-def model(y=None, times=T.float(), at=T[2:].float()):
+TIMES, AT = T.float(), T[2:].float()
+
+
+def model(y=None):
     rate = pyro.sample("rate", dist.LogNormal(0.0, 0.5))
     noise = pyro.sample("noise", dist.LogNormal(-1.0, 0.5))
-    prior = OrnsteinUhlenbeck.scalar(rate, 0.0, 1.0, times)
+    prior = OrnsteinUhlenbeck.scalar(rate, 0.0, 1.0, TIMES)
     z = pyro.sample("z", prior)
-    with pyro.plate("observations", len(at)):
-        pyro.sample("y", dist.Normal(prior.at(z, at), noise), obs=y)
+    with pyro.plate("observations", len(AT)):
+        pyro.sample("y", dist.Normal(prior.at(z, AT), noise), obs=y)
 
 
 Y = torch.tensor([0.5, 0.2, -0.3, 0.1, 0.9, 1.0, 0.4])

@@ -129,3 +129,11 @@ def test_module_control_keeps_its_parameters_trainable():
     before = [p.detach().clone() for p in control.parameters()]
     train(AutoSDE(simple, control=control), simple, Y, 3, seed=0)
     assert all((a != b).any() for a, b in zip(before, control.parameters(), strict=True))
+
+
+def test_loading_before_setup_says_so():
+    state = AutoSDE(simple).setup(Y).state_dict()
+    fresh = AutoSDE(simple)
+    with pytest.raises(RuntimeError, match=r"Call guide.setup\(\*args\) with the data first"):
+        fresh.load_state_dict(state)
+    fresh.setup(Y).load_state_dict(state)

@@ -317,7 +317,6 @@ def test_the_bar_shows_the_parts(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "either steps or epochs"),
         ({"steps": 1, "epochs": 1}, "either steps or epochs"),
         ({"steps": 1, "batch_size": 9}, "batch_size must be 1 to 7.*found 9"),
         ({"steps": 1, "lr": 0.0}, "lr must be positive: found 0.0"),
