@@ -231,7 +231,7 @@ def test_pairs_that_do_not_match():
     raises("must both be path", lambda: girsanov(dist.Normal(0, 1), brownian(), GRID), TypeError)
     p = brownian().expand((2,))
     raises("different masks", lambda: girsanov(p, p.mask(torch.tensor([True, False])), p.sample()))
-    with pytest.raises(ValueError, match="another scale in the model"):
+    with pytest.raises(ValueError, match="different values of scale in model"):
         TraceSDE_ELBO(max_plate_nesting=0).loss(
             pyro.poutine.scale(lambda: pyro.sample("z", brownian()), 0.5),
             lambda: pyro.sample("z", brownian()),
