@@ -226,7 +226,7 @@ def test_pairs_that_do_not_match():
     raises("different time grids", lambda: elbo_of(q, brownian()))
     up = functools.partial(dist.TransformedDistribution, transforms=[ExpTransform()])
     raises(
-        "under different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1))
+        "have different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1))
     )
     raises("must both be path", lambda: girsanov(dist.Normal(0, 1), brownian(), GRID), TypeError)
     p = brownian().expand((2,))

@@ -19,7 +19,7 @@ def series_grid(
     start: float | None = None,
     end: float | None = None,
 ) -> Tensor:
-    """A time grid for each series, which contains its times exactly and has steps of at most ``dt``.
+    """A time grid for each series, which contains its times and has steps of at most ``dt``.
 
     All grids have the same number of points: where a series needs fewer, its longest steps are
     halved. A path on these grids costs as much as one on the longest grid, whereas a common grid

@@ -216,9 +216,7 @@ def test_the_checkpoint_of_another_training_is_refused(tmp_path):
     ):
         run("modular", **resume)
     assert list(pyro.get_param_store().keys()) == []  # what was made to compare is gone again
-    with pytest.raises(
-        CheckpointError, match=r"is float64 \(2, 64\) in the file and float64 \(1, 64\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"is float64 \(2, 64\) in the file and .* \(1, 64\)"):
         model, _, elbo = make("functional")
         guide = AutoSDE(model, contraction=None)
         pyro_sde.fit(model, guide, DATA, elbo=elbo, **options() | resume)
