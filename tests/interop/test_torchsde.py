@@ -76,7 +76,7 @@ def test_seed_shapes_and_options():
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
     price = GeometricBrownianMotion(0.2, TIMES, 100.0)
     assert (sample(price, (3,)) > 0).all()
-    with pytest.raises(ValueError, match="on one grid, this path has times of shape"):
+    with pytest.raises(ValueError, match="on one grid, and path has times of shape"):
         sample(OrnsteinUhlenbeck(1.0, 0.0, 1.0, torch.stack([TIMES, 2 * TIMES])))
     with pytest.raises(TypeError, match="must be a path distribution, found Normal"):
         sample(dist.Normal(0.0, 1.0))

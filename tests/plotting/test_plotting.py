@@ -271,7 +271,7 @@ def test_legends_cover_no_curve():
         (lambda: plot_reliability(torch.ones(3, 1)), r"labels is missing"),
         (
             lambda: plot_reliability(reliability_curve(torch.eye(2), torch.tensor([0, 1])), TIMES),
-            r"labels go with probabilities",
+            r"labels belong to probabilities",
         ),
         (
             lambda: plot_reliability(ReliabilityCurve(TIMES, TIMES, torch.zeros(T))),
