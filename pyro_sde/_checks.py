@@ -1,4 +1,4 @@
-"""Checks of arguments and of shapes, and broadcasting at little cost."""
+"""Checks of arguments and shapes, and fast broadcasting of shapes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = [
 
 
 def as_tensor(x: Any) -> Any:
-    """An array of numpy as a tensor, floating point numbers in torch's default dtype, in which
-    networks are; anything else as it is."""
+    """A NumPy array as a tensor, with floating point numbers in torch's default dtype, which is
+    that of networks. Anything else is returned as it is."""
     if not isinstance(x, np.ndarray):
         return x
     x = torch.as_tensor(x)
@@ -31,7 +31,7 @@ def as_tensor(x: Any) -> Any:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
-    """As ``torch.broadcast_shapes``, which costs as much as several operations on small tensors."""
+    """A fast ``torch.broadcast_shapes``, which takes as long as several small operations."""
     result = []
     for sizes in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
         size = {n for n in sizes if n != 1} or {1}
@@ -57,7 +57,10 @@ def pad_after_time(x: Tensor, ndim: int) -> Tensor:
 def check_shape(
     what: str, value: Tensor | float, t: Tensor, z: Tensor, broadcast: bool = False
 ) -> Tensor:
-    """The value of a drift, diffusion or control, or an error that says when it went wrong."""
+    """Check the value of a drift, diffusion or control. Errors name the time.
+
+    :returns: The value as a tensor.
+    """
     if not isinstance(value, Tensor):
         try:
             value = torch.as_tensor(value, dtype=z.dtype, device=z.device)

@@ -1,10 +1,10 @@
-"""What can go wrong with a solution, whatever the solver."""
+"""The error that all solvers raise."""
 
 __all__ = ["SolutionError"]
 
 
 class SolutionError(RuntimeError):
-    """An equation was not solved: it blows up, or the tolerance cannot be met.
+    """An equation could not be solved: its solution blows up, or the tolerance cannot be met.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""What a beginner observes a site at, and should not."""
+"""Checks of the values that a site is observed at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_observed"]
 
 
 def check_observed(name: str, fn: Any, value: Any) -> None:
-    """Refuse data that are no tensor, that are missing, or that would be expanded."""
+    """Refuse data that are not a tensor, that have NaN, or that would be expanded."""
     if not isinstance(fn, Distribution):
         return
     if not isinstance(value, Tensor):
@@ -40,7 +40,7 @@ def check_observed(name: str, fn: Any, value: Any) -> None:
 
 
 def _takes_nan(fn: Any) -> bool:
-    """Whether a law says that it takes NaN, as PoissonProcess does, which pads events with it."""
+    """Whether a distribution accepts NaN, as PoissonProcess does for the padding of events."""
     while not getattr(fn, "takes_nan", False):
         if not hasattr(fn, "base_dist"):
             return False
@@ -52,4 +52,4 @@ def _broadcast(*shapes: torch.Size) -> bool:
     try:
         return bool(broadcast_shapes(*shapes))
     except RuntimeError:
-        return False  # an error of its own, when the density is computed
+        return False  # the density then raises its own error

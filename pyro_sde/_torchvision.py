@@ -1,4 +1,4 @@
-"""Importing torchvision, and what imports it, beside a torch built for other hardware."""
+"""Import of torchvision, and of packages that import it, with a torch for other hardware."""
 
 from __future__ import annotations
 

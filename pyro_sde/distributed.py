@@ -1,4 +1,4 @@
-"""Training in several processes: each draws noise of its own, all share every parameter."""
+"""Training in several processes, which draw different noise and share all parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Place", "join", "mini_batches", "place", "seed_rank"]
 
 
 class Place(NamedTuple):
-    """Which of the processes this one is.
+    """The rank of this process, and the number of processes.
 
     Example::
 
@@ -27,19 +27,21 @@ class Place(NamedTuple):
     """
 
     rank: int
-    """Its number, from 0."""
+    """The number of this process, from 0."""
     world: int
-    """How many processes there are."""
+    """The number of processes."""
 
 
 def place() -> Place:
-    """The place in the process group; rank 0 of 1 where there is none.
+    """The place of this process in the process group.
 
     Example::
 
         >>> from pyro_sde.distributed import place
         >>> place()
         Place(rank=0, world=1)
+
+    :returns: Rank and number of processes; rank 0 of 1 where there is no process group.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Place(torch.distributed.get_rank(), torch.distributed.get_world_size())
@@ -47,8 +49,9 @@ def place() -> Place:
 
 
 def join() -> torch.device:
-    """Enter the process group that ``torchrun`` announces, by nccl if there is CUDA, else by gloo.
-    A process that was started alone stays alone.
+    """Join the process group of ``torchrun``, with nccl where there is CUDA and gloo otherwise.
+
+    A process that was not started by ``torchrun`` joins no group.
 
     Example::
 
@@ -67,12 +70,12 @@ def join() -> torch.device:
 
 
 def mini_batches(size: int, batch: int, seed: int = 0) -> Iterator[Tensor]:
-    """This rank's rows of one mini-batch after the other, without end.
+    """Endless mini-batches, as the numbers of the rows that belong to this rank.
 
-    In every epoch the data are shuffled anew, in the same way on all ranks, and every rank gets
-    its part of each mini-batch: parts never overlap, and all have one size, so that the average of
-    the ranks is the loss of the whole mini-batch. What is left over at the end of an epoch is
-    dropped.
+    Every epoch shuffles the data anew, in the same way on all ranks, and gives every rank its part
+    of each mini-batch. The parts do not overlap and have one size, so the average over the ranks is
+    the loss of the whole mini-batch. Rows that are left over at the end of an epoch, less than a
+    mini-batch, are dropped.
 
     Example::
 
@@ -82,15 +85,16 @@ def mini_batches(size: int, batch: int, seed: int = 0) -> Iterator[Tensor]:
         >>> rows.sort().values
         tensor([0, 1, 2, 3, 4, 5])
 
-    :param size: How many data there are.
-    :param batch: How many of them are in a mini-batch, all ranks together.
+    :param size: The number of rows of the data.
+    :param batch: The number of rows in a mini-batch, over all ranks.
     :param seed: The seed of the run, the same on every rank.
+    :returns: An iterator over tensors of shape ``(batch / ranks,)``.
     """
     rank, world = place()
     if not 0 < batch <= size or batch % world:
         raise ValueError(
-            f"batch must be a multiple of the {world} processes and at most size={size}, or ranks "
-            f"would differ in how much they count: found {batch}"
+            f"batch must be a multiple of the {world} processes and at most size={size}, so that "
+            f"all ranks have parts of one size: found {batch}"
         )
     return _mini_batches(size, batch, seed, rank, world)
 
@@ -104,12 +108,12 @@ def _mini_batches(size: int, batch: int, seed: int, rank: int, world: int) -> It
 
 
 def seed_rank(seed: int) -> int:
-    """Seed all generators of random numbers, on every rank of a process group with another seed.
+    """Seed all random number generators, with a different seed on every rank of a process group.
 
-    Two ranks with one seed would draw one noise for their two parts of the data, and the average
-    of their gradients would have the variance of one. Call it after the model is built and the
-    guide is set up; parameters need no care, for ``DistributedDataParallel`` gives those of rank 0
-    to all. Without a process group it is rank 0 that is seeded.
+    Two ranks with the same seed would draw the same noise for their parts of the data, and the
+    average of their gradients would have the variance of one rank's. Call this function after the
+    model is built and the guide is set up. ``DistributedDataParallel`` copies the parameters of
+    rank 0 to all ranks. Without a process group the process is seeded as rank 0.
 
     Example::
 

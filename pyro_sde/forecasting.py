@@ -1,4 +1,4 @@
-"""What will be observed at other times, by the posterior and, after the data, by the prior."""
+"""Forecasts: predictions of observations at other times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Forecast", "forecast"]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Samples of what is observed at ``times``, the samples first.
+    """The result of :func:`forecast`: samples of the observations at ``times``.
 
     Example::
 
@@ -39,23 +39,31 @@ class Forecast:
     """
 
     times: Tensor
-    """When, of shape ``(m,)`` or ``(series, m)``."""
+    """The predicted times, of shape ``(m,)`` or ``(series, m)``."""
     samples: Tensor
-    """What is observed then, of the shape that the model gives it, the samples first."""
+    """Samples of the observations, in the shape that the model gives them, samples first."""
     paths: dict[str, Tensor]
-    """The latent paths, by site, at the same times; of those whose grid contains them."""
+    """The latent paths at these times, by site, for paths whose grid contains the times."""
 
     @property
     def mean(self) -> Tensor:
+        """The mean of the samples."""
         return self.samples.mean(0)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Quantiles over the samples; a sequence gives one leading entry for each."""
+        """Quantiles over the samples.
+
+        :param q: A number between 0 and 1, or a sequence of them.
+        :returns: A tensor of the shape of one sample, after one dimension for a sequence ``q``.
+        """
         return self.samples.quantile(self.samples.new_tensor(q), dim=0)
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The bounds of the central interval of that probability, see
-        :func:`~pyro_sde.metrics.interval`."""
+        """The central interval of the samples, see :func:`~pyro_sde.metrics.interval`.
+
+        :param level: The probability of the interval, between 0 and 1.
+        :returns: Its lower and upper end, two tensors of the shape of one sample.
+        """
         return interval(self.samples, level)
 
 
@@ -73,12 +81,13 @@ def forecast(
 ) -> Forecast:
     """Predict what would be observed at ``times``, given the data.
 
-    Up to the last observation of a series its paths follow the posterior, and between the data
-    they interpolate; from there on they follow the prior SDE.
+    Up to the last observation of a series its paths follow the posterior, which interpolates
+    between the data. After the last observation they follow the prior SDE.
 
-    The model is run once more, on the data's times followed by ``times``, without values. So it
-    has arguments called ``times``, ``values`` and, where there is one, ``mask``; it can do without
-    values; and it makes its grid from the times, or is given another by ``changes``.
+    The model is run on the data's times followed by ``times``, without values. So it must have
+    arguments called ``times`` and ``values`` (and ``mask``, where there is one), draw the
+    observations where ``values`` is None, and make its grid from the times, unless ``changes`` has
+    another grid.
 
     Example::
 
@@ -99,14 +108,14 @@ def forecast(
         >>> lower, upper = ahead.interval(0.9)
 
     :param model: The model that the guide was made for.
-    :param guide: A trained :class:`AutoSDE`, with an encoder or without. With an encoder the
-        series need not be those that it was trained on.
+    :param guide: A trained :class:`AutoSDE`. With an encoder the series may be new ones.
     :param data: The arguments of the model, a tuple or a dict.
     :param times: When to predict: shape ``(m,)``, or ``(series, m)``.
     :param num_samples: How many samples.
     :param site: The name of the site to predict, if several are observed.
     :param parallel: Whether to draw them at once; by default, where the model allows it.
-    :param changes: Other arguments of the model that differ from the data's, a grid, say.
+    :param changes: Arguments of the model that differ from those in ``data``, a grid, say.
+    :returns: The :class:`Forecast`.
     """
     if not isinstance(guide, AutoSDE):
         raise TypeError(f"guide must be an AutoSDE, found {type(guide).__name__}")

@@ -1,4 +1,4 @@
-"""Time grids, and the values of a path at given times."""
+"""Time grids, and the states of a path at given times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
 
 
 def tolerance_of(times: Tensor) -> float:
-    """Times closer than this are one: a millionth of the span, or 8 units of rounding.
+    """The distance below which two times are one: a millionth of the span, or 8 units of rounding.
 
     Example::
 
@@ -24,6 +24,7 @@ def tolerance_of(times: Tensor) -> float:
         '5e-06'
 
     :param times: Times of any shape.
+    :returns: The distance, in units of time.
     """
     span = float(times.max() - times.min())
     return max(1e-6 * span, 8 * torch.finfo(times.dtype).eps * float(times.abs().max()))
@@ -34,10 +35,10 @@ def time_grid(
 ) -> Tensor:
     """An increasing grid from ``start`` to ``end`` that contains the times ``include`` exactly.
 
-    The rest are equal steps of at most ``dt``, to rounding. Times closer than a millionth of
-    ``end - start`` (or 8 units of rounding, if that is more) are merged: an included time replaces
-    a grid point, and the first of several included ones stands for all. Steps that are not twice
-    as long as that rounding are refused: seconds since 1970 need float64.
+    The other times make equal steps of at most ``dt``, to rounding. Times closer than a millionth
+    of ``end - start`` (or 8 units of rounding, if that is more) are merged: an included time
+    replaces a grid point, and the first of several included times stands for all. Steps shorter
+    than 16 units of rounding are refused: seconds since 1970 need float64.
 
     Example::
 
@@ -48,6 +49,7 @@ def time_grid(
     :param end: The last time.
     :param dt: The longest step.
     :param include: Times that the grid must contain, in any order, repeated or not.
+    :returns: The grid, of shape ``(T,)``, in the dtype of ``include``.
     """
     start, end, dt = float(start), float(end), float(dt)
     if not (math.isfinite(start) and math.isfinite(end) and start < end):
@@ -61,7 +63,7 @@ def time_grid(
     if not bool(torch.isfinite(wanted).all()):
         raise ValueError("include must be finite: drop the missing observation times first")
     tol = tolerance_of(torch.tensor([start, end], dtype=dtype))
-    # An end that was rounded up must not cost a step, which would put all points beside include.
+    # An end that was rounded up must not add a step, which would move all points off include.
     steps = max(1, math.ceil((end - start - tol) / dt))
     _check_resolution(start, end, min(dt, end - start), dtype)
     grid = torch.linspace(start, end, steps + 1, dtype=torch.float64, device=wanted.device)
@@ -86,7 +88,7 @@ def _check_resolution(start: float, end: float, step: float, dtype: torch.dtype)
 
 
 def merged_grid(grid: Tensor, wanted: Tensor, tol: float) -> Tensor:
-    """Rows that hold ``wanted`` and what of ``grid`` is not within ``tol`` of it, then infinities.
+    """Rows of the times ``wanted`` and those of ``grid`` not within ``tol`` of them, then infinity.
 
     Example::
 
@@ -113,7 +115,7 @@ def merged_grid(grid: Tensor, wanted: Tensor, tol: float) -> Tensor:
 
 
 def _merge(times: Tensor, tol: float) -> Tensor:
-    """Sorted times, all but the first of those within ``tol`` of it replaced by infinity."""
+    """Sorted times, where of several times within ``tol`` all but the first become infinity."""
     kept = times.new_full(times.shape[:-1], -torch.inf)
     columns = []
     for t in times.unbind(-1):
@@ -205,6 +207,7 @@ def contains(times: Tensor, at: Tensor) -> bool:
 
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param at: Times of shape ``(n,)`` or ``(..., n)``.
+    :returns: True if all of them are on the grid.
     """
     return not bool(_nearest(times, at)[1].any())
 
@@ -220,7 +223,7 @@ def _locate(times: Tensor, at: Tensor) -> Tensor:
 
 
 def _nearest(times: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of the grid time nearest to each of ``at``, and where that is another time."""
+    """The number of the grid time nearest to each of ``at``, and True where it is not that time."""
     times, at = times.detach().contiguous(), at.detach().contiguous()
     if times.dim() > 1 or at.dim() > 1:
         batch = torch.broadcast_shapes(times.shape[:-1], at.shape[:-1])

@@ -153,7 +153,7 @@ def test_a_mask_on_one_side_alone():
         pyro.sample("z", ControlledPath(OrnsteinUhlenbeck(1.0, 0.0, 0.7, GRID), lambda t, z: -z))
 
     masked = poutine.mask(simple, mask=torch.tensor(True))
-    with pytest.raises(ValueError, match="'z' has another mask in the model"):
+    with pytest.raises(ValueError, match="'z' has different values of mask"):
         TraceSDE_ELBO().loss(masked, guide, Y)
 
 

@@ -226,12 +226,12 @@ def test_pairs_that_do_not_match():
     raises("different time grids", lambda: elbo_of(q, brownian()))
     up = functools.partial(dist.TransformedDistribution, transforms=[ExpTransform()])
     raises(
-        "under different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1))
+        "have different transforms", lambda: girsanov(up(brownian()), brownian(), torch.ones(6, 1))
     )
     raises("must both be path", lambda: girsanov(dist.Normal(0, 1), brownian(), GRID), TypeError)
     p = brownian().expand((2,))
     raises("different masks", lambda: girsanov(p, p.mask(torch.tensor([True, False])), p.sample()))
-    with pytest.raises(ValueError, match="another scale in the model"):
+    with pytest.raises(ValueError, match="different values of scale in model"):
         TraceSDE_ELBO(max_plate_nesting=0).loss(
             pyro.poutine.scale(lambda: pyro.sample("z", brownian()), 0.5),
             lambda: pyro.sample("z", brownian()),

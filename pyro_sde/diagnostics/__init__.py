@@ -1,4 +1,4 @@
-"""Looking at an inference problem: its gradients, its ELBO in parts, a guide, how right it is."""
+"""Diagnostics: gradient variance, the parts of the ELBO, importance checks and reweighting."""
 
 from .explosion import ExplosionWarning
 from .gradients import GradientVariance, gradient_variance

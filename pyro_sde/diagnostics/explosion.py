@@ -1,4 +1,4 @@
-"""Telling when a posterior has run away from its prior."""
+"""Detection of posteriors that have diverged from their prior."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from ..infer.elbo_terms import ElboTerms
 __all__ = ["ExplosionWarning", "explosion"]
 
 INTENSITY = 100.0
-"""Nats in a step and a dimension: every step pushed by some 14 standard deviations of its noise."""
+"""Nats per step and dimension: the control moves each step by some 14 standard deviations."""
 RATIO = 100.0
-"""How many times the log likelihood."""
+"""The KL above :data:`INTENSITY` is an explosion if it is this many times the log likelihood."""
 ABSURD = 1e4
-"""Nats in a step and a dimension, whatever the likelihood, which may have exploded with it."""
+"""Nats per step and dimension above which any KL is an explosion: the likelihood may have
+exploded with it."""
 
 
 class ExplosionWarning(UserWarning):
-    """The KL of a path, or the control that makes it, is beyond all reason.
+    """Warns that the KL of a path has become too large for training to recover.
 
-    It is given by :func:`~pyro_sde.fit` and by the summary of a guide when the KL of a path is
-    not finite, or 10,000 nats in each step and dimension, or both 100 nats there and 100 times
-    the log likelihood (in training, the best one so far). A guide that begins as its prior, and
-    learns, has no business there: what it gains in likelihood is what it can pay in KL.
+    :func:`~pyro_sde.fit` and the summary of a guide give this warning when the KL of a path
+
+    - is not finite,
+    - or exceeds 10,000 nats per step and dimension,
+    - or exceeds both 100 nats per step and dimension and 100 times the log likelihood (during
+      training, the best log likelihood so far).
+
+    A guide that begins as its prior and learns does not get there, because every nat of KL must be
+    paid for by a gain in log likelihood.
 
     Example::
 
@@ -33,11 +39,12 @@ class ExplosionWarning(UserWarning):
 
 
 def explosion(parts: ElboTerms, weight: float = 1.0, best: float | None = None) -> str | None:
-    """What to say of the first path that has exploded; None, if none has.
+    """A message about the first path whose KL has exploded, if there is one.
 
-    :param parts: Of an evaluation.
-    :param weight: That of the KL in it.
+    :param parts: The terms of one evaluation of the ELBO.
+    :param weight: The weight of the KL in this evaluation.
     :param best: The best log likelihood so far.
+    :returns: The message, or None where no KL has exploded.
     """
     data = sum(parts.log_likelihood.values())
     for name, path in parts.paths.items():

@@ -1,4 +1,4 @@
-"""How noisy are the gradients of an inference problem?"""
+"""The variance of the gradient of an ELBO."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def gradient_variance(
     num_samples: int = 100,
     **kwargs: Any,
 ) -> GradientVariance:
-    """Variance of the gradient that ``elbo`` gives on this model and guide.
+    """The variance of the gradient of ``elbo`` for this model and guide, over repeated draws.
 
-    Neither parameters nor their ``.grad`` are changed. Compare estimators by calling it once for
-    each, from the same seed.
+    Neither the parameters nor their ``.grad`` are changed. To compare estimators, call this
+    function once for each estimator, from the same seed.
 
     Example::
 
@@ -70,6 +70,8 @@ def gradient_variance(
     :param args: Arguments of both.
     :param kwargs: Keyword arguments of both.
     :param num_samples: How many gradients to draw, at least 2.
+    :returns: A :class:`GradientVariance`: variance and mean of the gradient by parameter, and the
+        variance averaged over all entries.
     """
     if num_samples < 2:
         raise ValueError(f"num_samples must be at least 2 for a variance: found {num_samples}")

@@ -1,4 +1,4 @@
-"""How right is a variational posterior? Its draws, weighted by the model."""
+"""The importance check: how close a guide is to the exact posterior."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["importance", "importance_line"]
 
 MIN_SAMPLES = 50
 MAX_ELEMENTS = 2**24
-"""The most elements of all draws that a check keeps that nobody has asked for."""
+"""The most elements, over all draws, of a check that runs without having been asked for."""
 PRIOR_SAMPLES = 10
-"""How many draws of the prior there are for each of the guide, where they are drawn at once; and
-how many times as many, if that brings enough of them near the data."""
+"""The number of draws of the prior for each draw of the guide, where draws are vectorised. Where
+ten times as many bring enough of them near the data, there are ten times as many."""
 ENOUGH_SAMPLES = 1000
-"""Where draws are large, so many of them must do."""
+"""The number of draws that suffices where a single draw is large."""
 UNLIKELY = 10.0
-"""Nats. That an unbiased estimate is above the evidence by c nats has a probability of at most
-exp(-c), however few of its draws count."""
+"""Nats. The probability that an unbiased estimate exceeds the evidence by c nats is at most
+exp(-c), however few of its draws have weight."""
 
 
 def importance(
@@ -39,27 +39,31 @@ def importance(
     progress: bool = False,
     **kwargs: Any,
 ) -> ImportanceCheck:
-    r"""How right a guide is, by importance sampling: draws :math:`z_i \sim q` have the weights
+    r"""Check how close a guide is to the exact posterior, by importance sampling.
+
+    Draws :math:`z_i \sim q` of the guide have the weights
 
     .. math:: w_i = p(x, z_i) / q(z_i)
 
-    Their mean is an unbiased estimate of the evidence, and their spread tells how far q is from
-    the posterior: by k-hat, the shape of their tail, and by how much mean and standard deviation
-    of each site move when its draws are weighted. Where model and guide have all sites in one
-    plate, its elements are independent, and each is checked by weights of its own.
+    The mean of the weights is an unbiased estimate of the evidence. Their spread tells how far q
+    is from the posterior, in two ways: k-hat is the shape of the tail of the weights, and
+    weighting the draws of a site shifts its mean and standard deviation. Where model and guide
+    have all sites in one plate, the elements of the plate are independent, and each element is
+    checked with weights of its own.
 
-    - k-hat below 0.5, and no site that moves: the posterior is right.
-    - k-hat below 0.7: it is usable, and :func:`reweight` corrects its draws.
-    - k-hat above: it is not to be trusted, and the weights cannot repair it.
+    - k-hat is below 0.5 and no site moves: the posterior is right.
+    - k-hat is below 0.7: the posterior is usable, and :func:`reweight` corrects its draws.
+    - k-hat is above 0.7: the posterior is not to be trusted, and weights cannot repair it.
 
-    Weights know only the places where the guide draws: around one of two modes all may be well.
-    So draws of the prior, weighted by their likelihood, give a second estimate of the evidence.
-    Where it is significantly higher the guide misses a part of the posterior. It cannot tell
-    where hardly any draw of the prior comes near the data (many or precise observations); then
-    :attr:`ImportanceCheck.missed` is None, and a mode that the guide does not visit remains unseen.
+    The weights know only the region where the guide draws: a guide that covers one of two modes
+    may look right. So draws of the prior, weighted by their likelihood, give a second estimate of
+    the evidence. Where that estimate is significantly higher, the guide misses a part of the
+    posterior. Where hardly any draw of the prior comes near the data (with many or precise
+    observations), the second estimate is useless: :attr:`ImportanceCheck.missed` is then None, and
+    a mode that the guide does not visit remains undetected.
 
-    Nothing is changed, the random state neither. A site that is scaled or subsampled has no
-    evidence and is an error.
+    The check changes neither parameters nor the random state. It raises an error where a site is
+    scaled or subsampled, because such a model has no evidence.
 
     Example::
 
@@ -80,13 +84,14 @@ def importance(
     :param guide: The guide, of any kind that has a density.
     :param args: Arguments of both.
     :param kwargs: Keyword arguments of both.
-    :param num_samples: How many draws of the guide, at least 50. There are as many of the prior,
-        and where they are drawn at once ten times as many, or a hundred times if that helps.
-    :param parallel: Whether to draw many at once, which the model and the guide must allow; by
-        default, where two draws taken alone have the same likelihood.
-    :param seconds: The time after which no more draws are begun, for the guide and for the prior;
-        if fewer than 50 have been made, that is an error.
-    :param progress: Whether to show a bar.
+    :param num_samples: How many draws of the guide, at least 50. The prior is drawn as often, or
+        ten times as often where draws are vectorised, or a hundred times where that helps.
+    :param parallel: Whether to vectorise the draws, which model and guide must allow. By default
+        they are vectorised where that does not change the likelihood of two draws.
+    :param seconds: The time limit for the draws of the guide, and again for those of the prior.
+        Fewer than 50 draws within the limit are an error.
+    :param progress: Whether to show a progress bar.
+    :returns: An :class:`ImportanceCheck`. Print it, or read its fields.
     """
     return _importance(model, guide, args, kwargs, num_samples, parallel, seconds, progress)
 
@@ -112,7 +117,7 @@ def _importance(
         fewest = min(num_samples, ENOUGH_SAMPLES)
         if size * fewest > max_elements:
             raise RuntimeError(
-                f"{fewest} draws of {size:,} numbers are much to keep: call "
+                f"{fewest} draws of {size:,} numbers are more than fit keeps in memory: call "
                 "pyro_sde.diagnostics.importance, which has no limit"
             )
         num_samples = int(min(num_samples, max_elements // max(1, size)))
@@ -122,13 +127,13 @@ def _importance(
         if len(log_weights) < MIN_SAMPLES:
             raise RuntimeError(
                 f"{len(log_weights)} draws took {seconds:g} seconds, and the check needs "
-                f"{MIN_SAMPLES}: call pyro_sde.diagnostics.importance with more seconds"
+                f"{MIN_SAMPLES} draws: call pyro_sde.diagnostics.importance with more seconds"
             )
         _check_weights(log_weights)
         for name in problem.deltas:
             if bool((draws[name] == draws[name][:1]).all()):
                 raise ValueError(
-                    f"the guide has a point at site {name!r} in the place of a density "
+                    f"the guide has a point at site {name!r} instead of a density "
                     "(AutoDelta?), and a point has no importance weight. Use a guide with a density"
                 )
         is_cheap = vectorized and problem.chunk >= MIN_SAMPLES
@@ -174,7 +179,10 @@ def _importance(
 def importance_line(
     model: Callable, guide: Callable, args: tuple, kwargs: dict, num_samples: int, seconds: float
 ) -> tuple[ImportanceCheck | None, str]:
-    """The check, if it can be made, and the line that says what it found or why it was not made."""
+    """Run the importance check, and describe the result or the failure in one line.
+
+    :returns: The check, or None where it failed, and the line.
+    """
     try:
         check = _importance(
             model, guide, args, kwargs, num_samples, seconds=seconds, max_elements=MAX_ELEMENTS
@@ -188,13 +196,13 @@ def _check_weights(log_weights: Tensor) -> None:
     bad = int((log_weights.isnan() | (log_weights == math.inf)).any(1).sum())
     if bad:
         raise ValueError(
-            f"{bad} of {len(log_weights)} log weights are NaN or infinite: model or guide have no "
-            "density there. See what overflows with pyro_sde.diagnostics.elbo_parts"
+            f"{bad} of {len(log_weights)} log weights are NaN or infinite: the log density of the "
+            "model or the guide overflows. Find the site with pyro_sde.diagnostics.elbo_parts"
         )
     if not bool(log_weights.isfinite().any(0).all()):
         raise ValueError(
-            f"none of the {len(log_weights)} draws of the guide is possible under the model: look "
-            "at the supports of its sites"
+            f"none of the {len(log_weights)} draws of the guide is possible under the model: "
+            "compare the supports of the sites in model and guide"
         )
 
 
@@ -203,7 +211,7 @@ def _mean(x: Tensor) -> Estimate:
 
 
 def _evidence(log_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """By element: the logarithm of the mean weight, and its variance."""
+    """For each element of the plate, the logarithm of the mean weight, and its variance."""
     n = len(log_weights)
     log_mean = log_weights.logsumexp(0) - math.log(n)
     return log_mean, (log_weights - log_mean).exp().var(0) / n
@@ -214,7 +222,8 @@ def _effective(log_weights: Tensor) -> Tensor:
 
 
 def _missed(evidence: Tensor, variance: Tensor, prior: Tensor) -> tuple[Estimate | None, bool]:
-    """By how much the evidence from draws of the prior is higher, and whether that is much."""
+    """By how much the log evidence is higher by draws of the prior, and whether that is
+    significant."""
     prior = prior.masked_fill(prior.isnan(), -math.inf)
     if len(prior) < MIN_SAMPLES:
         return None, False
@@ -222,7 +231,7 @@ def _missed(evidence: Tensor, variance: Tensor, prior: Tensor) -> tuple[Estimate
     ratio = (other - evidence).exp()
     t = (ratio - 1) / (ratio.square() * other_variance + variance).sqrt().clamp(min=1e-12)
     t = t.masked_fill(~(_effective(prior) >= MIN_EFFECTIVE), -math.inf)
-    # That one of many elements is significant by chance is as unlikely as for a single one.
+    # Bonferroni's correction for many elements.
     chance = torch.special.ndtr(torch.tensor(-ERRORS, dtype=t.dtype)) / len(t)
     significant = (t > -torch.special.ndtri(chance)) & (other - evidence > 0.05)
     certain = other - evidence > UNLIKELY + math.log(len(t))

@@ -1,4 +1,4 @@
-"""What an importance check found, and what it says."""
+"""The result of an importance check."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .table import table
 __all__ = ["Estimate", "ImportanceCheck", "SiteCheck"]
 
 GOOD, USABLE = 0.5, 0.7
-"""k-hat below which weights have a finite variance, and below which they can be relied on."""
+"""Below the first k-hat the weights have a finite variance; below the second they are reliable."""
 SHIFT, RATIO = 0.25, 1.25
-"""By how many standard deviations a mean, and by what factor a standard deviation, may be off."""
+"""The tolerated shift of a mean, in standard deviations, and factor of a standard deviation."""
 ERRORS = 4.0
-"""In how many standard errors a difference is believed."""
+"""The number of standard errors from which on a difference is significant."""
 MIN_EFFECTIVE = 64.0
-"""Effective draws of the prior, with which half of the mass is four standard errors."""
+"""The fewest effective draws of the prior: with these, half of the mass is four standard errors."""
 
 
 class Estimate(NamedTuple):
@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteCheck:
-    """How much a latent site moves when its draws are weighted, at its worst entries.
+    """How much weighting moves the draws of a latent site, at the entries where it moves most.
 
     Example::
 
@@ -50,20 +50,27 @@ class SiteCheck:
     """
 
     name: str
-    """The site."""
+    """The name of the site."""
     shift: float
     """The largest shift of a mean, in standard deviations of the guide."""
     ratio: float
-    """The standard deviation of the weighted draws over that of the guide, where that is furthest
-    from 1. Above 1 the guide is too narrow."""
+    """The standard deviation of the weighted draws divided by that of the guide, at the entry where
+    this ratio is furthest from 1. Above 1 the guide is too narrow."""
     shift_at: tuple[int, ...] = ()
-    """The entry of the site with that shift."""
+    """The index of the entry with the largest shift."""
     ratio_at: tuple[int, ...] = ()
-    """The entry of the site with that ratio."""
+    """The index of the entry with that ratio."""
 
     def is_off(self, effective: float) -> bool:
-        """Whether the site moves by more than a quarter of a standard deviation, or its standard
-        deviation by more than a quarter, beyond the noise of so many effective draws."""
+        """Whether the guide is wrong about this site.
+
+        It is where weighting shifts a mean by more than a quarter of a standard deviation, or
+        changes a standard deviation by more than a quarter, and the change exceeds the Monte Carlo
+        noise.
+
+        :param effective: The effective number of draws, which determines that noise.
+        :returns: True if the guide is wrong about the site.
+        """
         noise = ERRORS / max(effective, 1.0) ** 0.5
         factor = max(self.ratio, 1 / max(self.ratio, 1e-300))
         return abs(self.shift) > max(SHIFT, noise) or factor > max(RATIO, 1 + noise)
@@ -71,7 +78,7 @@ class SiteCheck:
 
 @dataclass(frozen=True)
 class ImportanceCheck:
-    """What :func:`importance` found. Print it, or read its fields.
+    """The result of :func:`importance`. Print it, or read its fields.
 
     Example::
 
@@ -89,51 +96,53 @@ class ImportanceCheck:
     """
 
     log_evidence: Estimate
-    """The logarithm of the mean weight. Like a bound, it is rather too low than too high. Where
-    k-hat is above a half, the error counts the tail that was not drawn; from 1 on it is
-    infinite."""
+    """The logarithm of the mean weight. Like a bound, it tends to be too low rather than too high.
+    Where k-hat is above 0.5, the error includes the tail of weights that were not drawn; where
+    k-hat is 1 or more, the error is infinite."""
     elbo: Estimate
     """The mean log weight."""
     bound: Estimate
-    """The importance-weighted bound with :attr:`bound_samples` draws, between both."""
+    """The importance-weighted bound with :attr:`bound_samples` draws, which lies between
+    :attr:`elbo` and :attr:`log_evidence`."""
     bound_samples: int
-    """How many draws a term of :attr:`bound` has: the square root of all."""
+    """The number of draws in each term of :attr:`bound`: the square root of ``num_samples``."""
     k_hat: float
     """The shape of the tail of the weights; in a plate, that of the worst element."""
     effective: float
     """The effective number of draws; in a plate, that of the worst element."""
     num_samples: int
-    """How many draws there were."""
+    """The number of draws of the guide."""
     sites: tuple[SiteCheck, ...]
-    """How much each latent site moves under the weights, the worst first."""
+    """How much weighting moves each latent site, the worst site first."""
     missed: Estimate | None
-    """How far the log evidence by draws of the prior is above :attr:`log_evidence`, at the element
-    of the plate where that is most significant; None, if so few of them come near the data (of one
-    element) that they cannot tell."""
+    """By how much draws of the prior estimate a higher log evidence than :attr:`log_evidence`, at
+    the element of the plate where the difference is most significant. None, if too few draws of
+    the prior come near the data (of one element) to estimate it."""
     misses: bool
-    """Whether that is significant: there are parts of the posterior where the guide does not go."""
+    """Whether :attr:`missed` is significant: the guide does not visit a part of the posterior."""
     plate: str | None
-    """The plate that all sites are in: its elements are weighted apart. None, if there is none."""
+    """The plate that contains all sites, whose elements are weighted separately. None, if there is
+    no such plate."""
     plate_dims: dict[str, int]
-    """The dimension of that plate in each of :attr:`draws`."""
+    """The dimension of the plate in each tensor of :attr:`draws`."""
     draws: dict[str, Tensor]
-    """The draws of the latents, of shape ``(num_samples, ...)``."""
+    """The draws of the latents by site, each of shape ``(num_samples, ...)``."""
     element_log_weights: Tensor
-    """Log weights of shape ``(num_samples, elements of the plate)``."""
+    """The log weights, of shape ``(num_samples, elements of the plate)``."""
 
     @property
     def log_weights(self) -> Tensor:
-        """log p(x, z) - log q(z) of every draw, of shape ``(num_samples,)``."""
+        """``log p(x, z) - log q(z)`` for every draw, of shape ``(num_samples,)``."""
         return self.element_log_weights.sum(1)
 
     @property
     def worst(self) -> SiteCheck | None:
-        """The site that is off most, if one is."""
+        """The site about which the guide is most wrong; None, if it is right about all."""
         return next((site for site in self.sites if site.is_off(self.effective)), None)
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was found that is wrong with the guide."""
+        """Whether the check found nothing wrong with the guide."""
         # Weights that are nearly equal do no harm, though their tail is somewhat heavy.
         limit = USABLE if self.effective > 0.9 * self.num_samples else GOOD
         return self.k_hat < limit and self.worst is None and not self.misses
@@ -162,7 +171,7 @@ class ImportanceCheck:
         """The check in one line."""
         gap = self.log_evidence.value - self.elbo.value
         of = "" if self.plate is None else f" (the worst in {self.plate})"
-        # Beyond that the largest weights have not been seen yet, and the error is not known either.
+        # Above USABLE the largest weights have not been drawn yet, so the error is unknown, too.
         evidence = str(self.log_evidence)
         if self.k_hat > USABLE:
             evidence = f"of at least about {self.log_evidence.value:.2f}"

@@ -1,4 +1,4 @@
-"""What is the ELBO of a model and a guide made of?"""
+"""The terms of the ELBO of a model and a guide."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def elbo_parts(
     elbo: Any = None,
     **kwargs: Any,
 ) -> ElboTerms:
-    """KL by latent site and by time step, log likelihood by observed site, now.
+    """Evaluate the ELBO in parts: KL by latent site and time step, log likelihood by observed site.
 
-    To have them of a training step, at no further cost, use
+    To record the parts of a training step at no further cost, use
     :func:`~pyro_sde.infer.record_parts`.
 
     Example::
@@ -45,6 +45,7 @@ def elbo_parts(
     :param num_particles: How many draws to average over, one after the other.
     :param elbo: A :class:`~pyro_sde.TraceSDE_ELBO` or :class:`~pyro_sde.TraceMeanFieldSDE_ELBO`
         of your own; by default one with the estimator ``"kl"``, which has the least noise.
+    :returns: The terms, averaged over the draws.
     """
     if elbo is None:
         elbo = TraceSDE_ELBO(num_particles=num_particles, path_estimator="kl")
@@ -54,7 +55,7 @@ def elbo_parts(
         elbo.loss(model, guide, *args, **kwargs)
     if not parts.log_likelihood and not parts.kl:
         raise TypeError(
-            f"a {type(elbo).__name__} does not tell its parts; use TraceSDE_ELBO or "
+            f"{type(elbo).__name__} does not record its parts; use TraceSDE_ELBO or "
             "TraceMeanFieldSDE_ELBO"
         )
     return parts

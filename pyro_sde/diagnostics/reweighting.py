@@ -1,4 +1,4 @@
-"""Weights of posterior draws: their tail, and draws that are corrected by them."""
+"""Importance weights of posterior draws: smoothing of their tail, and resampling."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from .importance_check import GOOD, ImportanceCheck
 __all__ = ["reweight", "smooth_weights", "tail_error"]
 
 MIN_TAIL = 5
-"""Weights in the tail that the fit of a Pareto distribution needs."""
+"""The fewest weights in the tail to which a Pareto distribution can be fitted."""
 
 
 def smooth_weights(log_weights: Tensor) -> tuple[Tensor, float]:
-    """Normalised log weights whose largest are replaced by quantiles of a generalised Pareto
-    distribution, and the shape of that, k-hat (Vehtari et al. 2024, arXiv:1507.02646).
+    """Pareto-smoothed importance weights (Vehtari et al. 2024, arXiv:1507.02646).
 
-    Weights that are equal to rounding have no tail, and k-hat is then minus infinity. Where too
-    few are positive for a fit it is infinity.
+    The largest weights are replaced by quantiles of a generalised Pareto distribution that is
+    fitted to them. The shape of that distribution is k-hat. Weights that are equal to rounding have
+    no tail, and k-hat is minus infinity; where too few weights are positive for a fit, it is
+    infinity.
 
-    :param log_weights: Of shape ``(num_samples,)``; they need not be normalised.
+    :param log_weights: Log weights of shape ``(num_samples,)``, which need not be normalised.
+    :returns: Normalised log weights of shape ``(num_samples,)``, and k-hat.
     """
     x = log_weights.double()
     x = x - x.max()
@@ -51,12 +53,16 @@ def _tail_length(n: int) -> int:
 
 
 def tail_error(log_weights: Tensor, k_hat: float) -> float:
-    r"""How uncertain the logarithm of the mean weight is because of weights that were not drawn.
+    r"""The error of the logarithm of the mean weight that is due to weights that were not drawn.
 
-    Above the cutoff, weights have the mean :math:`\sigma / (1 - k)` in excess of it, and m of them
-    tell k with a standard error of :math:`(1 + k) / \sqrt m`. Where k-hat is at most a half, the
-    variance of the weights is finite and tells it all: the result is 0. From 1 on there is no mean
-    to be known: it is infinity.
+    The excess of the weights over the cutoff of the tail has the mean :math:`\sigma / (1 - k)`, and
+    m weights determine k with a standard error of :math:`(1 + k) / \sqrt m`. Where k-hat is at most
+    0.5 the variance of the weights is finite and includes the tail, so the result is 0. Where k-hat
+    is 1 or more the weights have no mean, so the result is infinity.
+
+    :param log_weights: Log weights of shape ``(num_samples,)``.
+    :param k_hat: The shape of their tail.
+    :returns: A standard error, in nats.
     """
     if k_hat <= GOOD:
         return 0.0
@@ -77,13 +83,13 @@ def reweight(
     """Resample draws of a guide by their importance weights, so that they follow the posterior
     more closely.
 
-    The largest weights are smoothed by a fit of their tail, and resampling is systematic: a draw
-    of weight w is kept about ``num_samples * w`` times. The result is of the form that
-    ``Predictive(model, posterior_samples=...)`` and :func:`~pyro_sde.to_arviz` take. Draws near a
-    mode that the guide does not visit cannot be made from draws elsewhere.
+    The tail of the weights is Pareto-smoothed, and resampling is systematic: a draw of weight w is
+    kept about ``num_samples * w`` times. ``Predictive(model, posterior_samples=...)`` and
+    :func:`~pyro_sde.to_arviz` take the result as it is. Resampling cannot make draws near a mode
+    that the guide does not visit.
 
-    Given an :class:`ImportanceCheck` that found a plate with all sites inside of it, the elements
-    of the plate are resampled apart. Given a tensor of log weights, whole draws are.
+    Given an :class:`ImportanceCheck` of a model whose sites are all in one plate, the elements of
+    the plate are resampled separately. Given a tensor of log weights, whole draws are resampled.
 
     Example::
 
@@ -104,7 +110,8 @@ def reweight(
         that belong to the same weights.
     :param weights: What :func:`importance` returned; or log weights of shape ``(num_samples,)``,
         which need not be normalised.
-    :param num_samples: How many draws to return; as many as there are, if not given.
+    :param num_samples: How many draws to return; by default as many as ``draws`` has.
+    :returns: The resampled draws by site, each of shape ``(num_samples, ...)``.
     """
     by_element, dims = weights, {}
     if isinstance(weights, ImportanceCheck):
@@ -134,9 +141,9 @@ def reweight(
     unknown = sorted(set(draws) - set(dims))
     if unknown:
         raise ValueError(
-            f"draws has the sites {unknown}, which the check did not draw, so that the dimension "
-            f"of the plate {weights.plate!r} in them is not known: resample the latents, and draw "
-            "the rest with Predictive(model, posterior_samples=...)"
+            f"draws has the sites {unknown}, which the check did not draw, so the dimension of the "
+            f"plate {weights.plate!r} in them is not known: resample the latents, and draw the "
+            "other sites with Predictive(model, posterior_samples=...)"
         )
     found = {}
     for name, value in draws.items():
@@ -148,12 +155,12 @@ def reweight(
 
 
 def _resample(log_weights: Tensor, number: int) -> Tensor:
-    """Indices of draws, each about ``number`` times its weight often."""
+    """The indices of ``number`` draws: a draw of weight w occurs about ``number * w`` times."""
     weights = smooth_weights(log_weights)[0].exp()
     if not bool(weights.isfinite().all()):
         raise ValueError(
-            "the log weights have no largest value that is finite, so that nothing can be "
-            "resampled: no draw is possible under the model"
+            "weights cannot be resampled, because no log weight is finite: no draw is possible "
+            "under the model"
         )
     points = torch.arange(number, dtype=weights.dtype, device=weights.device)
     points = (points + torch.rand((), dtype=weights.dtype).to(weights.device)) / number

@@ -1,4 +1,4 @@
-"""A guide at a glance: its sites, grids and parameters, and where its KL is spent."""
+"""The summary of a guide: its sites, grids and parameters, and its KL by site and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .table import table
 __all__ = ["SiteSummary", "Summary", "summarise"]
 
 CHECK_SAMPLES, CHECK_SECONDS = 4000, 5.0
-"""Draws of the importance check, and how long it may take."""
+"""The number of draws of the importance check, and its time limit."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,26 @@ class SiteSummary:
     role: str
     """``"path"``, ``"latent"`` or ``"observed"``."""
     kind: str
-    """The model's distribution."""
+    """The name of the model's distribution."""
     batch: tuple[int, ...]
+    """Its batch shape."""
     event: tuple[int, ...]
+    """Its event shape."""
     steps: int = 0
-    """Of the grid of a path; each evaluates drift and control once."""
+    """The number of steps of a path. Each step evaluates drift and control once."""
     start: float = 0.0
+    """The first time of the grid."""
     end: float = 0.0
+    """The last time of the grid."""
     smallest: float = 0.0
     """The shortest step."""
     largest: float = 0.0
+    """The longest step."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``guide.summary()`` found. Print it, or read its fields.
+    """The result of ``guide.summary()``. Print it, or read its fields.
 
     Example::
 
@@ -62,21 +67,21 @@ class Summary:
     """
 
     name: str
-    """Of the guide."""
+    """The name of the guide."""
     sites: tuple[SiteSummary, ...]
-    """Of the model, in order."""
+    """The sample sites of the model, in order."""
     parameters: dict[str, tuple[int, ...]]
-    """Name and shape of all that the ELBO trains, in the model too."""
+    """The name and shape of every parameter that the ELBO trains, in the guide and the model."""
     parts: ElboTerms
-    """The ELBO in parts."""
+    """The terms of the ELBO."""
     draws: int
-    """How many draws the parts are averaged over."""
+    """How many draws the terms are averaged over."""
     bins: int
-    """Spans of time that the KL of a path is shown in."""
+    """The number of equal spans of time in which the KL of a path is shown."""
     importance: ImportanceCheck | None
-    """How right the posterior is; None, if that could not be found out."""
+    """The importance check of the guide; None, if it could not be made."""
     importance_line: str
-    """That in one line, or why there is none."""
+    """The importance check in one line, or the reason why it could not be made."""
 
     @property
     def total(self) -> int:
@@ -85,14 +90,17 @@ class Summary:
 
     @property
     def evaluations(self) -> int:
-        """Steps of all paths: how often controls are evaluated for one draw."""
+        """The steps of all paths: how often controls are evaluated for one draw."""
         return sum(site.steps for site in self.sites)
 
     def kl_by_time(self, site: str) -> list[tuple[float, float, float]]:
-        """The KL of the steps of a path in equal spans of time: from, to, nats.
+        """The KL of a path in equal spans of time.
 
-        Empty where the KL of single steps is not known (``memory="recompute"``). A batch of grids
-        counts by the mean time of each step.
+        Where a path has a batch of grids, each step counts at its mean time.
+
+        :param site: The name of the path site.
+        :returns: A list of ``(start, end, nats)``, one entry for each span. It is empty where the
+            KL of single steps is not known (``memory="recompute"``).
         """
         return _by_time(self.parts.paths[site], self.bins)
 
@@ -133,7 +141,7 @@ class Summary:
 
 
 def summarise(guide: Any, args: tuple, kwargs: dict, num_particles: int, bins: int) -> Summary:
-    """The summary of a guide on these arguments; the random state is left as it was."""
+    """The summary of a guide on these arguments; the random state is not changed."""
     if bins < 1:
         raise ValueError(f"bins must be at least 1: found {bins}")
     with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):

@@ -8,7 +8,7 @@ __all__ = ["table"]
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A title, and columns under their heads."""
+    """A table of plain text: a title, a row of column heads, a line, and the rows."""
     lines = [head, *rows]
     widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
     text = [

@@ -20,39 +20,41 @@ from ..infer import TraceSDE_ELBO
 __all__ = ["Problem", "check_at_once", "draw_guide", "draw_prior", "draw_traces"]
 
 MAX_PARTICLES = 1000
-"""The most draws at once."""
+"""The most draws in one vectorised run."""
 MAX_ELEMENTS = 2**20
-"""The most elements of all sites of the draws at once."""
+"""The most elements, over all sites and draws, in one vectorised run."""
 
 
 class _NotVectorised(RuntimeError):
-    """Draws at once are not what draws one by one are."""
+    """Vectorised draws differ from draws one by one."""
 
 
 @dataclass
 class Problem:
-    """A model and a guide with their arguments, and what one run of both has shown."""
+    """A model and a guide with their arguments, and facts about them from one run of both."""
 
     model: Callable
     guide: Callable
     args: tuple
     kwargs: dict
     shapes: dict[str, torch.Size]
-    """Of each latent, in a single draw."""
+    """The shape of a single draw of each latent."""
     deltas: frozenset[str]
-    """Latents that are a Delta in the guide: of another site (AutoNormal), or a point."""
+    """Latents that are a Delta in the guide: of another site's value (AutoNormal), or a point."""
     observed: frozenset[str]
+    """The names of the observed sites."""
     nesting: int
     """The number of dimensions that plates take."""
     chunk: int
-    """How many draws at once are not too many."""
+    """The number of draws in one vectorised run."""
     plate: Any
     """The plate that all sites are in, with its ``name``, ``size`` and ``dim``; or None."""
     plate_dims: dict[str, int]
-    """Its dimension in the draws of each latent, those of a leading dimension."""
+    """The dimension of the plate in each latent's draws, which have a leading dimension."""
 
     @classmethod
     def of(cls, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Problem:
+        """Run model and guide once, and refuse a model whose evidence is not defined."""
         elbo = TraceSDE_ELBO(path_estimator="full")
         traces = next(iter(elbo._get_traces(model, guide, args, kwargs)))
         _check(*traces)
@@ -83,6 +85,7 @@ class Problem:
         )
 
     def elbo(self, particles: int) -> TraceSDE_ELBO:
+        """An ELBO that runs model and guide with vectorised particles."""
         return TraceSDE_ELBO(
             num_particles=particles,
             vectorize_particles=True,
@@ -91,7 +94,7 @@ class Problem:
         )
 
     def by_draw(self, sites: Iterable[tuple[str, Any]], particles: int) -> Tensor:
-        """The log densities of the sites, summed, of shape ``(particles, elements)``."""
+        """The sum of the log densities of the sites, of shape ``(particles, elements)``."""
         total = torch.zeros(particles, self.plate.size if self.plate else 1, dtype=torch.float64)
         for name, site in sites:
             x = site["log_prob"]
@@ -106,6 +109,7 @@ class Problem:
         return total
 
     def seen(self, trace: Trace) -> Iterator[tuple[str, Any]]:
+        """The observed sites of a trace."""
         return ((name, site) for name, site in _samples(trace) if name in self.observed)
 
 
@@ -117,14 +121,14 @@ def _samples(trace: Trace) -> Iterator[tuple[str, Any]]:
 
 
 def _check(model_trace: Trace, guide_trace: Trace) -> None:
-    """Refuse what has no evidence, or whose weights would not be those of the draws."""
+    """Refuse models whose evidence is not defined, and guides whose draws cannot be weighted."""
     for name, site in (*_samples(model_trace), *_samples(guide_trace)):
         for frame in site["cond_indep_stack"]:
             if frame.size != (frame.full_size or frame.size):
                 raise ValueError(
                     f"site {name!r} is in the plate {frame.name!r}, which draws {frame.size} of "
                     f"{frame.full_size} elements: the evidence of a mini-batch is not that of the "
-                    "data. Call it with all of the data"
+                    "data. Call model and guide with all of the data"
                 )
         if bool((torch.as_tensor(site["scale"]) != 1).any()):
             raise ValueError(
@@ -133,19 +137,20 @@ def _check(model_trace: Trace, guide_trace: Trace) -> None:
             )
         if name not in guide_trace.nodes and not site["is_observed"]:
             raise ValueError(
-                f"the model draws site {name!r} and the guide does not, so that its weight is not "
-                "known. Give the guide that site, or sum it out in the model"
+                f"the model draws site {name!r} and the guide does not, so the draw has no "
+                "importance weight. Add the site to the guide, or sum it out in the model"
             )
         is_extra = name not in model_trace.nodes and not site["infer"].get("is_auxiliary")
         if is_extra and not site["is_observed"]:
             raise ValueError(
                 f"the guide draws site {name!r}, which the model does not have: name it as in the "
-                "model, or mark what other sites are made of with infer={'is_auxiliary': True}"
+                "model, or mark it with infer={'is_auxiliary': True} if other sites are computed "
+                "from it"
             )
 
 
 def _common_plate(sites: list[Any]) -> Any:
-    """The largest of the plates that all sites are in, whose elements are independent then."""
+    """The largest of the plates that contain all sites: its elements are independent."""
     first, *others = ({f.name: f for f in site["cond_indep_stack"]} for site in sites)
     for other in others:
         first = {name: f for name, f in first.items() if name in other}
@@ -161,10 +166,12 @@ def _common_plate(sites: list[Any]) -> Any:
 def draw_guide(
     problem: Problem, number: int, parallel: bool | None, seconds: float | None, progress: bool
 ) -> tuple[dict[str, Tensor], Tensor, bool]:
-    """Draws by site, their log weights, and whether they were drawn at once.
+    """Draw from the guide, and weight the draws.
 
-    :param parallel: Whether to draw at once; None, to try.
-    :param seconds: How long to go on drawing.
+    :param parallel: Whether to vectorise the draws; None vectorises them where that is possible.
+    :param seconds: The time limit.
+    :returns: The draws by site, their log weights of shape ``(number, elements)``, and whether the
+        draws were vectorised.
     """
     if parallel is not False and number > 1:
         try:
@@ -173,7 +180,7 @@ def draw_guide(
         except Exception as e:  # whatever a model raises on shapes that it was not written for
             if parallel:
                 raise ValueError(
-                    f"the model cannot be drawn from at once ({e}): leave parallel=True out"
+                    f"draws of the model cannot be vectorised ({e}): leave parallel=True out"
                 ) from e
         else:
             found = _collect(problem, number, problem.chunk, seconds, progress, _draw, [first])
@@ -202,7 +209,7 @@ def _collect(
 
 
 def _draw(problem: Problem, particles: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Draws by site, their log weights, and the log likelihood in these."""
+    """Draws by site, their log weights, and the log likelihood that is part of the weights."""
     model_trace, _, log_weights = draw_traces(problem, particles)
     values = {}
     for name, shape in problem.shapes.items():
@@ -214,8 +221,11 @@ def _draw(problem: Problem, particles: int) -> tuple[dict[str, Tensor], Tensor, 
 
 
 def draw_traces(problem: Problem, particles: int) -> tuple[Trace, Trace, Tensor]:
-    """Draws of the guide at once: the traces of model and guide, and log weights of shape
-    ``(particles, elements)``."""
+    """Vectorised draws of the guide.
+
+    :returns: The trace of the model, that of the guide, and log weights of shape
+        ``(particles, elements)``.
+    """
     elbo = problem.elbo(particles)
     traces = elbo._get_traces(problem.model, problem.guide, problem.args, problem.kwargs)
     model_trace, guide_trace = next(iter(traces))
@@ -226,7 +236,7 @@ def draw_traces(problem: Problem, particles: int) -> tuple[Trace, Trace, Tensor]
 
 @torch.no_grad()
 def check_at_once(problem: Problem) -> None:
-    """An error if draws at once are not what they are alone."""
+    """Raise an error if vectorised draws differ from draws one by one."""
     _check_vectorised(problem, *_draw(problem, problem.chunk))
 
 
@@ -240,14 +250,15 @@ def _is_delta(site: Any) -> bool:
 def _check_vectorised(
     problem: Problem, values: dict[str, Tensor], _: Tensor, log_likelihood: Tensor
 ) -> None:
-    """Two of the draws, alone, must have the likelihood that they have among all."""
+    """Run the model on two of the draws alone: their likelihood must be that of the vectorised
+    run."""
     for i in (0, len(log_likelihood) - 1):
         one = poutine.condition(problem.model, data={name: v[i] for name, v in values.items()})
         trace = poutine.trace(one).get_trace(*problem.args, **problem.kwargs)
         trace.compute_log_prob(site_filter=lambda name, _: name in problem.observed)
         alone = problem.by_draw(problem.seen(trace), 1)[0]
         if not torch.allclose(alone, log_likelihood[i], rtol=1e-3, atol=1e-3, equal_nan=True):
-            raise _NotVectorised("its likelihood is another one for draws at once")
+            raise _NotVectorised("the likelihood of vectorised draws differs from that of one draw")
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Path measures as Pyro distributions."""
+"""Distributions over paths, as Pyro distributions."""
 
 from ..simulation.base import Solve, tolerance
 from .brownian import BrownianMotion, GeometricBrownianMotion

@@ -85,7 +85,7 @@ class BrownianMotion(PathDistribution):
 
 
 class GeometricBrownianMotion(TransformedDistribution):
-    r"""The process :math:`dx = \mathrm{drift}\,x\,dt + \mathrm{scale}\,x\,dB`, x > 0:
+    r"""The positive process :math:`dx = \mathrm{drift}\,x\,dt + \mathrm{scale}\,x\,dB`, which is
     the exponential of a Brownian motion with drift ``drift - scale**2 / 2``.
 
     Example::
@@ -127,6 +127,11 @@ class GeometricBrownianMotion(TransformedDistribution):
         self._start = initial
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> GeometricBrownianMotion:
+        """The same process with a larger batch shape.
+
+        :param batch_shape: The new batch shape, to which the old one can be expanded.
+        :returns: The expanded distribution.
+        """
         new = self._get_checked_instance(GeometricBrownianMotion, _instance)
         new.drift, new.scale, new._start = self.drift, self.scale, self._start
         return super().expand(batch_shape, _instance=new)

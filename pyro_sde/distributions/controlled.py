@@ -1,4 +1,4 @@
-"""A path measure pushed by a control: the shape of every posterior here."""
+"""A path distribution pushed by a control: the form of every posterior of a path."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class ControlledPath(PathDistribution):
         '2.0'
 
     :param prior: The path distribution to push.
-    :param control: u, any callable of ``(t, z)`` that returns the shape of ``z``, each row of the
-        batch treated alone. One with a method ``on_grid(t)`` is asked once per path for a
-        :class:`~pyro_sde.simulation.base.GridControl`, which has done ahead what does not depend
-        on the state; None has the control itself called. Where that is a
-        :class:`~pyro_sde.simulation.network.GridNetwork` and the prior is linear and Gaussian, or
-        its drift a :class:`~pyro_sde.nn.NeuralDrift` and its diffusion the same in all states,
-        the path is one operation.
+    :param control: u, any callable of ``(t, z)`` that returns the shape of ``z`` and treats each
+        row of the batch independently. If it has a method ``on_grid(t)``, that method is called
+        once per path. It returns a :class:`~pyro_sde.simulation.base.GridControl`, which has
+        computed ahead what does not depend on the state, or None, and the control itself is then
+        called in each step. The path is drawn in one operation if the result is a
+        :class:`~pyro_sde.simulation.network.GridNetwork` and the prior is linear and Gaussian (or
+        has a :class:`~pyro_sde.nn.NeuralDrift` and a diffusion that is the same in all states).
     :param initial: The law of the state at ``t_0``; by default the prior's.
     :param contraction: None; a callable of ``(t, z)``; or True, and ``control`` returns the pair
         ``(u, contraction)``. A contraction of the shape of ``z`` holds the logarithms of C's
@@ -70,7 +70,8 @@ class ControlledPath(PathDistribution):
         if not isinstance(prior, PathDistribution):
             raise TypeError(
                 f"prior must be a path distribution, found {type(prior).__name__}; where it is "
-                "wrapped (transformed, masked, to_event), control the path inside and wrap that"
+                "wrapped (transformed, masked, to_event), control the path inside of the wrapper "
+                "and wrap the result"
             )
         if not callable(control):
             raise TypeError(f"control must be a callable of (t, z), found {control!r}")
@@ -90,16 +91,26 @@ class ControlledPath(PathDistribution):
 
     @property
     def is_pushed(self) -> bool:
-        """Whether the process is the prior pushed by the control, and not a subclass with a
+        """Whether the process is the prior pushed by the control. It is not in a subclass with a
         transition of its own."""
         return type(self).transition is ControlledPath.transition
 
     def pushes(self, process: PathDistribution) -> bool:
-        """Whether the control is all there is between this process and ``process``."""
+        """Whether this process differs from another one by its control alone.
+
+        :param process: The other process.
+        :returns: True if ``process`` is the prior of this one.
+        """
         return self.is_pushed and self.prior.is_same_process(process)
 
     def evaluate(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """u and the contraction (None without) at ``t`` and ``z``."""
+        """The control and the contraction.
+
+        :param t: Times, which broadcast against ``z[..., :1]``.
+        :param z: States of shape ``(..., D)``.
+        :returns: u, of the shape of ``z``; and the contraction, of that shape or ``(..., D, D)``,
+            or None.
+        """
         return self._split(self.control(t, z), t, z)
 
     def _split(self, u: Any, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -116,8 +127,8 @@ class ControlledPath(PathDistribution):
             contraction = check_shape("contraction", contraction, t, z).expand_as(z)
         elif contraction is not None and self._validate_args and bool(contraction.triu(1).any()):
             raise ValueError(
-                "a contraction of shape (..., D, D) is lower-triangular, its diagonal holding "
-                "logarithms, and has entries above the diagonal here; take its tril()"
+                "a contraction of shape (..., D, D) must be lower-triangular, with logarithms on "
+                "its diagonal: found entries above the diagonal; take its tril()"
             )
         u = check_shape("control", u, t, z)
         return u if u.shape == z.shape else u.expand_as(z), contraction
@@ -130,8 +141,8 @@ class ControlledPath(PathDistribution):
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         if self.contraction is not None:
             raise ValueError(
-                "a path with contraction shrinks the noise of the steps of its grid: it is the "
-                "discretisation of no SDE. Build it, or train AutoSDE, with contraction=None"
+                "a path with contraction does not discretise an SDE, because it shrinks the noise "
+                "of the steps of its grid. Build it, or train AutoSDE, with contraction=None"
             )
         f, g = self.prior.coefficients(t, z)
         return torch.addcmul(f, g, self.evaluate(t, z)[0]), g

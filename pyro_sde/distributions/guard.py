@@ -1,4 +1,4 @@
-"""Where a path may be drawn, and when an ELBO computes its density in another way."""
+"""Refusal of unsupported inference, and log densities of paths that an ELBO skips."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _skipped: ContextVar[bool] = ContextVar("pyro_sde_skip_path_log_prob", default=F
 
 @contextmanager
 def skip_path_log_prob() -> Iterator[None]:
-    """Inside, ``log_prob`` of a path is zero: the ELBO computes the log ratio from the draw.
+    """A context in which ``log_prob`` of a path is zero, because the ELBO computes the log ratio
+    from the draw.
 
-    Models and guides that run inside are wrapped in :class:`restore_path_log_prob`, so that a
-    density that the user asks for is never skipped, only the one that the traces would compute.
+    Models and guides that run inside are wrapped in :class:`restore_path_log_prob`. So only the
+    densities that the traces compute are skipped, and never one that the user asks for.
     """
     token = _skipped.set(True)
     try:
@@ -39,8 +40,8 @@ def skip_path_log_prob() -> Iterator[None]:
 
 
 class restore_path_log_prob(Messenger):
-    """Ends :func:`skip_path_log_prob` while a model or guide runs. It is a messenger so that Pyro
-    can unwrap it when it asks what kind of guide it has."""
+    """A messenger that suspends :func:`skip_path_log_prob` while a model or guide runs. Pyro can
+    unwrap a messenger when it looks for the kind of a guide."""
 
     def __enter__(self) -> Self:
         self._token = _skipped.set(False)
@@ -56,9 +57,9 @@ def path_log_prob_is_skipped() -> bool:
 
 
 def refuse_unsupported_inference() -> None:
-    """Raise where Pyro would silently ignore the path estimators.
+    """Raise an error where Pyro would silently ignore the path estimators.
 
-    An enumerating ELBO is told from MCMC, which also enumerates, by its queue of guide traces.
+    MCMC enumerates, too: an enumerating ELBO is recognised by its queue of guide traces.
     """
     if torch.jit.is_tracing():
         raise NotImplementedError(
@@ -69,6 +70,6 @@ def refuse_unsupported_inference() -> None:
     if EnumMessenger in kinds and EscapeMessenger in kinds:
         raise NotImplementedError(
             "a path site cannot be drawn in TraceEnum_ELBO or TraceTMC_ELBO: the path estimators "
-            "would be ignored. Use TraceSDE_ELBO, and sum discrete latents out by hand or leave "
-            "them to the likelihood (dist.MixtureSameFamily, for one)"
+            "would be ignored. Use TraceSDE_ELBO, and sum discrete latents out by hand or in the "
+            "likelihood (dist.MixtureSameFamily, for one)"
         )

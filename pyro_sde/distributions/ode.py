@@ -1,4 +1,4 @@
-"""The limit without noise: a path that is random in its start alone."""
+"""Ordinary differential equations with a random start."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ __all__ = ["ODEPath"]
 
 
 class ODEPath(PathDistribution):
-    r"""The solution of :math:`dz = f(t, z)\,dt` from a random start: the limit of
-    :class:`SDEPath` as its diffusion goes to zero, and the latent ODE where that is compared.
+    r"""The solution of :math:`dz = f(t, z)\,dt` from a random start: the latent ODE, which is the
+    limit of :class:`SDEPath` as the diffusion goes to zero.
 
-    The posterior of such a path differs from the prior in the law of the start alone, and so does
-    the KL. Its density is with respect to the start; a path that is no solution has none.
+    Posterior and prior of such a path differ only in the law of the start, which alone determines
+    the KL. The density is with respect to the start. A path that does not solve the equation is an
+    error.
 
     Example::
 
@@ -33,7 +34,7 @@ class ODEPath(PathDistribution):
         >>> ODEPath(lambda t, z: -z, start, times).sample((5,)).shape
         torch.Size([5, 11, 2])
 
-    :param drift: f, any callable of ``(t, z)``, returning the shape of ``z``.
+    :param drift: f, any callable of ``(t, z)`` that returns the shape of ``z``.
     :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param method: ``"midpoint"``, of second order; or ``"euler"``.
@@ -58,7 +59,11 @@ class ODEPath(PathDistribution):
         super().__init__(times, initial, validate_args=validate_args)
 
     def starting_at(self, initial: Tensor | Distribution) -> ODEPath:
-        """The same flow from another start."""
+        """The same equation from another start.
+
+        :param initial: The new start, a Tensor or a Distribution over R^D.
+        :returns: The new distribution.
+        """
         new = ODEPath(self.drift, initial, self.times, self.method, self._validate_args)
         new._record = self._record
         return new
@@ -71,7 +76,11 @@ class ODEPath(PathDistribution):
         return z + dt * f, torch.zeros_like(z)
 
     def flow(self, z0: Tensor) -> Tensor:
-        """The path from ``z0`` on, of shape ``(..., T, D)``."""
+        """Solve the equation from a given start.
+
+        :param z0: The start, of shape ``(..., D)``.
+        :returns: The path, of shape ``(..., T, D)``.
+        """
         task = self._task(z0)
         task.validate = False  # its scale is zero
         return simulate(task, noise=z0.new_zeros(()).expand(task.steps, *z0.shape)).value
@@ -84,7 +93,7 @@ class ODEPath(PathDistribution):
         value = self.flow(self._draw_initial(torch.Size(sample_shape)))
         if self._validate_args and not bool(torch.isfinite(value.detach().sum())):
             raise ValueError(
-                "the drift of ODEPath leads to a non-finite state; bound it, or take smaller steps"
+                "the drift of ODEPath leads to a non-finite state; bound it, or use smaller steps"
             )
         return value
 
@@ -97,9 +106,10 @@ class ODEPath(PathDistribution):
 
     @torch.no_grad()
     def check_solution(self, value: Tensor) -> Tensor:
-        """Refuse a path that does not follow the flow.
+        """Raise an error if a path does not solve the equation.
 
-        :returns: Zeros of the batch shape, for Pyro to trace what the flow depends on.
+        :param value: A path of shape ``(..., T, D)``.
+        :returns: Zeros of the batch shape.
         """
         shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
         value = value.expand(shape + value.shape[-2:])
@@ -107,7 +117,7 @@ class ODEPath(PathDistribution):
         if bool((gap > 1e-4 * (1 + value.abs().amax(-2, keepdim=True))).any()):
             raise ValueError(
                 f"the path is up to {float(gap.max()):.3g} away from the solution of the ODE that "
-                "begins where it does: its density is zero, and the KL to another flow infinite. "
-                "Share the drift of model and guide, or use SDEPath, which leaves room for noise"
+                "has the same start: its density is zero, and the KL to another ODE infinite. "
+                "Share the drift of model and guide, or use SDEPath, which has noise"
             )
         return torch.zeros_like(gap[..., 0, 0])

@@ -21,7 +21,7 @@ _steps_on_grid = WeakIdKeyDictionary()
 
 class OrnsteinUhlenbeck(PathDistribution):
     r"""The process :math:`dz = -\mathrm{rate}\,(z - \mathrm{loc})\,dt + \mathrm{scale}\,dB` by its
-    exact transition, so that any grid, however coarse, carries the process itself:
+    exact transition, which is right on any grid, however coarse:
 
     .. math::
 
@@ -48,8 +48,8 @@ class OrnsteinUhlenbeck(PathDistribution):
         drawn path, and of what a guide draws in its place.
     """
 
-    # Without "loc" and "scale", by which Pyro's AutoReparam knows a location-scale family: a path
-    # is none. Both are checked all the same.
+    # Without "loc" and "scale", by which Pyro's AutoReparam recognises a location-scale family. A
+    # path is not one. Both arguments are checked in spite of that.
     arg_constraints = {"rate": constraints.real}  # noqa: RUF012
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Arguments of the processes: parameters, grids and starts, checked; and one careful function."""
+"""Checks of the arguments of processes: parameters, grids and initial states."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
 
 
 def validates(validate_args: bool | None) -> bool:
-    """Whether arguments are to be checked: what the caller said, or else Pyro's default.
+    """Whether to check arguments: as the caller says, and by default as Pyro's setting says.
 
-    NUTS switches the default off, as its first leaps may overflow: it takes what is not finite as
-    a wall.
+    NUTS switches Pyro's setting off, because its first steps may overflow, which it handles as
+    divergences.
     """
     return bool(Distribution._validate_args if validate_args is None else validate_args)
 
@@ -35,7 +35,11 @@ def validates(validate_args: bool | None) -> bool:
 def as_parameters(
     validate_args: bool | None, **values: Tensor | float
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Tensors of one dtype, not expanded, and the shape that they broadcast to."""
+    """Check the parameters of a process.
+
+    :returns: The parameters as tensors of one dtype, not expanded, and the shape that they
+        broadcast to.
+    """
     tensors = {k: torch.as_tensor(v) for k, v in values.items()}
     given = [v.dtype for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = reduce(torch.promote_types, given) if given else torch.get_default_dtype()
@@ -50,8 +54,8 @@ def as_parameters(
     for name, v in checked.items():
         x = values[name]
         if isinstance(x, float) and math.isfinite(x) and (x > 0 or name != "scale"):
-            continue  # nothing to compute
-        # A sum is finite only if all its terms are, and an operation less.
+            continue  # no tensor operation is needed
+        # A sum is finite only if all its terms are, and it is cheaper than isfinite().all().
         if not (math.isfinite(v.detach().sum()) or bool(torch.isfinite(v).all())):
             raise ValueError(f"{name} must be finite: found {v[~torch.isfinite(v)].tolist()}")
         if name == "scale" and not bool((v > 0).all()):
@@ -63,10 +67,10 @@ def as_parameters(
 
 
 def phi(x: Tensor) -> Tensor:
-    """(1 - exp(-x)) / x, smooth through zero in value and in derivatives of both modes.
+    """(1 - exp(-x)) / x, with accurate values and derivatives near zero.
 
-    Below 1e-2 the derivative of the quotient cancels; there seven terms of the series leave an
-    error under 1e-18.
+    Below 1e-2 the derivative of the quotient suffers from cancellation; there seven terms of the
+    series have an error below 1e-18.
     """
     small, one = x.abs() < 1e-2, torch.ones_like(x)
     y = torch.where(small, one, x)
@@ -78,11 +82,11 @@ def phi(x: Tensor) -> Tensor:
 
 
 def with_time(x: Tensor) -> Tensor:
-    """A parameter of shape (..., D) as (..., 1, D), to meet a whole path."""
+    """A parameter of shape (..., D) as (..., 1, D), which broadcasts against a whole path."""
     return x.unsqueeze(-2) if x.dim() else x
 
 
-# A model is built on one grid again and again: by identity, and as long as it is not written to.
+# Models use the same grid in every step. A grid is checked once, unless it is written to.
 _checked = WeakIdKeyDictionary()
 
 
@@ -117,8 +121,8 @@ def initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
         return tuple(torch.as_tensor(initial).shape) or (1,)
     if not initial.has_rsample:
         raise ValueError(
-            f"initial must be a distribution that can be reparametrised, {initial} cannot "
-            "(it has no rsample)"
+            f"initial must be a distribution that can be reparametrised: found {initial}, which "
+            "has no rsample"
         )
     if len(initial.event_shape) == 1:
         return tuple(initial.batch_shape + initial.event_shape)

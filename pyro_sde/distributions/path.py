@@ -1,4 +1,4 @@
-"""The base of every path measure: a Gaussian Markov chain on a time grid."""
+"""The base class of all path distributions: a Gaussian Markov chain on a time grid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .scalar import ScalarPath, scalar_process
 __all__ = ["PathDistribution"]
 
 DESCRIBES_TRANSITION = ("linear_steps", "coefficients", "mean", "variance")
-"""What says more about the process that ``transition`` defines."""
+"""Methods and properties that describe the process that ``transition`` defines."""
 
 
 class _DrawRecord:
@@ -108,7 +108,7 @@ class PathDistribution(TorchDistribution):
             return next(i for i, c in enumerate(order) if name in vars(c))
 
         for name in DESCRIBES_TRANSITION:
-            # What a parent says about its own transition is not true of another one.
+            # A parent's description of its own transition is not true of another transition.
             if depth(name) > depth("transition"):
                 setattr(cls, name, getattr(PathDistribution, name))
 
@@ -144,25 +144,34 @@ class PathDistribution(TorchDistribution):
     def transition(self, t: Tensor, dt: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and scale of the state a time ``dt`` after it was ``z`` at time ``t``.
 
-        ``z`` has shape ``(..., D)``; ``t`` and ``dt`` broadcast against ``z[..., :1]``. For a
-        whole path at once, time is the leading dimension of all three. The scale is a vector, of
-        the shape of ``z`` or one that broadcasts to it; or a lower-triangular matrix, with one
-        dimension more than ``z``: ``(..., D, D)``.
+        For a whole path at once, time is the leading dimension of all three arguments.
+
+        :param t: The time before the step, which broadcasts against ``z[..., :1]``.
+        :param dt: The length of the step, which broadcasts likewise.
+        :param z: The state before the step, of shape ``(..., D)``.
+        :returns: The mean, of the shape of ``z``; and the scale, a vector that broadcasts to the
+            shape of ``z``, or a lower-triangular matrix of shape ``(..., D, D)``.
         """
         raise NotImplementedError
 
     def linear_steps(self) -> LinearSteps | None:
-        """All steps at once, where the mean is linear in the state (but for a network in the
-        drift) and the scale does not depend on it; else None.
+        """All steps at once, for a process whose mean is linear in the state (up to a network in
+        the drift) and whose scale does not depend on the state.
 
-        A subclass that overrides :meth:`transition` and not this method has None.
+        A subclass that overrides :meth:`transition` and not this method returns None.
+
+        :returns: The coefficients of all steps, time first; None for other processes.
         """
         return None
 
     def coefficients(self, t: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Drift and diffusion of the SDE that the transition discretises, of the shape of ``z``.
+        """Drift and diffusion of the SDE that the transition discretises.
 
-        A subclass that overrides :meth:`transition` and not this method has none.
+        A subclass that overrides :meth:`transition` and not this method raises an error.
+
+        :param t: Times, which broadcast against ``z[..., :1]``.
+        :param z: States of shape ``(..., D)``.
+        :returns: Drift and diffusion, both of the shape of ``z``.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not say what SDE its transition discretises: define "
@@ -178,10 +187,11 @@ class PathDistribution(TorchDistribution):
         raise NotImplementedError(f"{type(self).__name__} does not know its variance: use draws")
 
     def step_times(self, sample_ndim: int | None = None) -> tuple[Tensor, Tensor]:
-        """Start and length of every step, time first, the last dimension of size 1.
+        """The start and the length of every step.
 
-        With ``sample_ndim``, ones are put after the time so that both broadcast against a path
-        with that many dimensions left of ``batch_shape``.
+        :param sample_ndim: The number of dimensions that a path has left of ``batch_shape``; the
+            results then broadcast against it.
+        :returns: Two tensors of shape ``(T - 1, ..., 1)``, time first.
         """
         times = self.times.movedim(-1, 0).unsqueeze(-1)
         if sample_ndim is not None:
@@ -190,10 +200,18 @@ class PathDistribution(TorchDistribution):
         return times[:-1], times[1:] - times[:-1]
 
     def elapsed(self) -> Tensor:
-        """Time since ``t_0``, of shape ``(..., T, 1)``."""
+        """The time since ``t_0``.
+
+        :returns: A tensor of shape ``(..., T, 1)``.
+        """
         return (self.times - self.times[..., :1]).unsqueeze(-1)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PathDistribution:
+        """The same process with a larger batch shape.
+
+        :param batch_shape: The new batch shape, to which the old one can be expanded.
+        :returns: A distribution that shares the parameters and the last draw.
+        """
         batch_shape = torch.Size(batch_shape)
         try:
             torch.empty(self.batch_shape, device="meta").expand(batch_shape)
@@ -214,15 +232,23 @@ class PathDistribution(TorchDistribution):
         return new
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Draw paths, with gradients to the parameters.
+
+        :param sample_shape: The shape of the sample.
+        :returns: Paths of shape ``sample_shape + batch_shape + (T, D)``.
+        """
         refuse_unsupported_inference()
         draw = self.draw(self._draw_initial(torch.Size(sample_shape)))
         self._record.last = draw if draw.noise is not None else None
         return draw.value
 
     def draw(self, z0: Tensor, noise: Tensor | None = None) -> Draw:
-        """A path from ``z0``, of shape ``sample_shape + batch_shape + (D,)``, and how it was made.
+        """Draw a path from a given start, with its noise and log ratio.
 
+        :param z0: The start, of shape ``sample_shape + batch_shape + (D,)``.
         :param noise: The standard normal noise of the steps, time first; by default it is drawn.
+        :returns: The path in ``value``, of shape ``sample_shape + batch_shape + (T, D)``; its
+            ``noise``; and, for a path with a control, its log ratio to the prior in ``ratio``.
         """
         try:
             return simulate(self._task(z0), noise)
@@ -233,7 +259,7 @@ class PathDistribution(TorchDistribution):
             raise ValueError(advice) from e
 
     def _advice(self, error: Exception, z0: Tensor) -> str | None:
-        """What to add to an error of Python or torch that does not tell where a step fails."""
+        """A better message for errors of Python or torch that do not name the failing step."""
         if isinstance(error, TypeError) and "positional argument" in str(error):
             return (
                 f"a step of {type(self).__name__} fails: {error}. Drift, diffusion and control are "
@@ -262,17 +288,30 @@ class PathDistribution(TorchDistribution):
         return z0.to(torch.promote_types(z0.dtype, self.times.dtype))
 
     def last_draw(self, value: Tensor) -> Draw | None:
-        """How ``value`` was drawn, if it is the very tensor that was drawn last."""
+        """The noise and log ratio of the last draw.
+
+        :param value: A path.
+        :returns: The draw of ``value``; None if that is not the tensor that was drawn last.
+        """
         draw = self._record.last
         if draw is None or value is not draw.value:
             return None
         return draw if draw.has_grad or not torch.is_grad_enabled() else None
 
     def is_same_process(self, other: PathDistribution) -> bool:
-        """Whether ``other`` is this distribution or an expanded copy of it."""
+        """Whether another distribution is the same process.
+
+        :param other: The other distribution.
+        :returns: True if ``other`` is this distribution or an expanded copy of it.
+        """
         return self._record is other._record
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """The log density of paths: that of the start, and the sum over all steps.
+
+        :param value: Paths of shape ``(..., T, D)``.
+        :returns: Log densities of shape ``sample_shape + batch_shape``.
+        """
         try:
             shape = broadcast_shapes(value.shape[:-2], self.batch_shape)
         except RuntimeError as e:

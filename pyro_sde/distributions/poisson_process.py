@@ -1,4 +1,4 @@
-"""Events in continuous time, at a rate that a latent path drives."""
+"""Poisson processes: events in continuous time, at a rate that a latent path may drive."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["PoissonProcess"]
 
 
 class PoissonProcess(TorchDistribution):
-    r"""The times of events that fall independently, at a rate :math:`\lambda(t)`:
+    r"""The times of independent events at a rate :math:`\lambda(t)`, a Poisson process with density
 
     .. math:: \log p(t_1, \dots, t_n) = \sum_i \log \lambda(t_i) - \int_{t_0}^{t_N} \lambda(t)\,dt
 
-    The rate is given on a grid and is linear between its times: the trapezoid rule is then the
-    integral itself, and the density that of a process that exists. Events need not be on the grid.
+    The rate is given on a grid and is linear between its times, so the trapezoid rule computes the
+    integral exactly. Events need not be on the grid.
 
-    A value has shape ``(..., n)``: the times of the events of each series, in any order, with NaN
-    in the places left over where series have different counts. A series of NaN alone is one in
-    which nothing happened; one that was not watched is hidden by ``.mask()``. Draws are sorted,
-    NaN last. ``Predictive`` must know how wide they are beforehand: it needs ``max_events``.
+    A value has shape ``(..., n)``: the times of the events of each series, in any order, padded
+    with NaN where series have different numbers of events. A series of NaN alone has no event. Hide
+    a series that was not observed by ``.mask()``. Draws are sorted, with NaN last. ``Predictive``
+    needs draws of one width, and so ``max_events``.
 
     Example::
 
@@ -40,10 +40,10 @@ class PoissonProcess(TorchDistribution):
         pyro.sample("events", PoissonProcess(z[..., 0].exp(), grid), obs=event_times)
 
     :param rate: Events per unit of time at the times of the grid, positive, of shape ``(..., T)``.
-    :param times: The grid, strictly increasing, of shape ``(T,)`` or ``(..., T)``. Its ends are
-        those of the window in which events are seen.
-    :param max_events: The width of a draw, which is then an error where it has more events. By
-        default a draw is as wide as its longest series (``event_shape`` is then ``(-1,)``).
+    :param times: The grid, strictly increasing, of shape ``(T,)`` or ``(..., T)``. Its first and
+        last times are the ends of the window in which events are observed.
+    :param max_events: The width of a draw; a draw with more events is an error. By default a draw
+        is as wide as its longest series (``event_shape`` is then ``(-1,)``).
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012
@@ -64,7 +64,7 @@ class PoissonProcess(TorchDistribution):
         if rate.dim() == 0 or rate.shape[-1] != times.shape[-1]:
             raise ValueError(
                 f"rate must have one value for each of the {times.shape[-1]} times, in its last "
-                f"dimension: {found}; of a path z of shape (..., T, D) take z[..., 0]"
+                f"dimension: {found}; for a path z of shape (..., T, D) pass z[..., 0]"
             )
         try:
             batch_shape = broadcast_shapes(rate.shape[:-1], times.shape[:-1])
@@ -76,7 +76,12 @@ class PoissonProcess(TorchDistribution):
             self._check_rate()
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> PoissonProcess:
-        # The rate broadcasts from the right: nothing else has to grow.
+        """The same process with a larger batch shape.
+
+        :param batch_shape: The new batch shape, to which the old one can be expanded.
+        :returns: The expanded distribution.
+        """
+        # The rate broadcasts from the right: nothing else has to be expanded.
         new = self._get_checked_instance(PoissonProcess, _instance)
         new.__dict__.update(self.__dict__)
         new._batch_shape = torch.Size(batch_shape)
@@ -84,25 +89,37 @@ class PoissonProcess(TorchDistribution):
 
     @property
     def total(self) -> Tensor:
-        """The expected number of events, the integral of the rate over the grid."""
+        """The expected number of events, of the batch shape: the integral of the rate."""
         return torch.trapezoid(self.rate, self.times).expand(self.batch_shape)
 
     def intensity(self, t: Tensor) -> Tensor:
-        """The rate at any times of the window, of shape ``(..., n)``; NaN gives NaN."""
+        """The rate at any times of the window.
+
+        :param t: Times of shape ``(..., n)``.
+        :returns: Rates of shape ``(..., n)``, NaN where the time is NaN.
+        """
         i, w, _ = self._locate(t)
         return torch.lerp(_take(self.rate, i), _take(self.rate, i + 1), w)
 
     def cumulative(self, t: Tensor) -> Tensor:
         """The expected number of events from the start of the window to ``t``.
 
-        By the time-rescaling theorem the values at the events are those of a process of rate 1:
-        divided by :attr:`total` they are uniform.
+        By the time-rescaling theorem the values at the events are a Poisson process of rate 1.
+        Divided by :attr:`total` they are uniform, which is a check of the model.
+
+        :param t: Times of shape ``(..., n)``.
+        :returns: Expected numbers of shape ``(..., n)``.
         """
         i, w, h = self._locate(t)
         r, slope = _take(self.rate, i), _take(self.rate.diff(), i)
         return _take(self._knots(), i) + h * w * (r + 0.5 * slope * w)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """The log density of events.
+
+        :param value: Event times of shape ``(..., n)``, padded with NaN.
+        :returns: Log densities of shape ``sample_shape + batch_shape``.
+        """
         value = value.to(self.times.dtype)
         if self._validate_args:
             self._check_events(value)
@@ -113,8 +130,13 @@ class PoissonProcess(TorchDistribution):
         return log_rate.sum(-1) - self.total
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """The count is Poisson and, given it, the events are independent with density
-        proportional to the rate: uniform values of the cumulative, inverted."""
+        """Draw events: their number is Poisson, and given the number they are independent, with a
+        density in proportion to the rate.
+
+        :param sample_shape: The shape of the sample.
+        :returns: Sorted event times of shape ``sample_shape + batch_shape + (n,)``, padded with
+            NaN, where n is ``max_events`` or the largest number of events, and at least 2.
+        """
         with torch.no_grad():
             shape = torch.Size(sample_shape) + self.batch_shape
             counts = torch.poisson(self.total.expand(shape))
@@ -138,8 +160,8 @@ class PoissonProcess(TorchDistribution):
         return torch.nn.functional.pad(areas, (1, 0))
 
     def _locate(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The number of the step that holds each time, how far into it the time is (0 to 1), and
-        the step's length."""
+        """The number of the step that contains each time, the position of the time in that step (0
+        to 1), and the length of the step."""
         i = _search(self.times, t)
         start = _take(self.times, i)
         h = _take(self.times, i + 1) - start
@@ -164,7 +186,7 @@ class PoissonProcess(TorchDistribution):
             raise ValueError(
                 f"rate must be positive and finite: found rate{at}="
                 f"{rate[tuple(at)].item():g}; pass the path through exp or softplus, and bound it "
-                "where that overflows"
+                "where the result overflows"
             )
 
     def _check_events(self, value: Tensor) -> None:
@@ -186,12 +208,12 @@ class PoissonProcess(TorchDistribution):
             raise ValueError(
                 f"event {at} at t={t[tuple(at)].item():g} is outside the grid's window "
                 f"[{window[0].item():g}, {window[-1].item():g}] ({int(outside.sum())} in all); "
-                "widen the grid, or drop what was not watched"
+                "widen the grid, or drop the events outside of it"
             )
 
 
 def _search(edges: Tensor, x: Tensor) -> Tensor:
-    """The number of the interval of increasing ``edges`` (..., T) that holds ``x`` (..., n)."""
+    """The number of the interval of increasing ``edges`` (..., T) that contains ``x`` (..., n)."""
     edges, x = edges.detach(), x.detach()
     if edges.dim() > 1:
         batch = broadcast_shapes(edges.shape[:-1], x.shape[:-1])

@@ -89,6 +89,11 @@ class ScalarPath(TransformedDistribution):
         super().__init__(path, [DropState()], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> ScalarPath:
+        """The same process with a larger batch shape.
+
+        :param batch_shape: The new batch shape, to which the old one can be expanded.
+        :returns: The expanded distribution.
+        """
         new = self._get_checked_instance(ScalarPath, _instance)
         return super().expand(batch_shape, _instance=new)
 

@@ -36,10 +36,10 @@ class SDEPath(PathDistribution):
 
     .. math:: \mathrm{mean} = z + f\,dt, \qquad \mathrm{scale} = g\,\sqrt{dt}
 
-    Noise is diagonal. ``drift`` and ``diffusion`` are any callables of ``(t, z)``, modules
-    included, with ``z`` of shape ``(..., D)`` and ``t`` broadcasting against ``z[..., :1]``. Each
-    row of the batch must be treated alone. A diffusion may be a number or a tensor, too. A drift
-    that contracts at a rate above 2 / dt, whose Euler steps overshoot, is warned of.
+    The noise is diagonal. ``drift`` and ``diffusion`` are callables of ``(t, z)``, modules
+    included, with ``z`` of shape ``(..., D)`` and ``t`` that broadcasts against ``z[..., :1]``.
+    They must treat each row of the batch independently. There is a warning for a drift that
+    contracts at a rate above 2 / dt, because its Euler steps overshoot.
 
     Example::
 
@@ -49,10 +49,10 @@ class SDEPath(PathDistribution):
         >>> double_well.sample((10,)).shape
         torch.Size([10, 51, 1])
 
-    :param drift: f, returning the shape of ``z``, or a number that stands for all its entries.
-    :param diffusion: g, positive, returning the shape of ``z`` or anything that broadcasts to it;
-        or a number, or a Tensor that broadcasts to ``batch_shape + (D,)``, the same at all times
-        and in all states.
+    :param drift: f, which returns the shape of ``z``, or one number for all entries.
+    :param diffusion: g, positive: a callable that returns a tensor that broadcasts to ``z``. If it
+        is the same at all times and in all states, a number or a Tensor that broadcasts to
+        ``batch_shape + (D,)``.
     :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
@@ -109,7 +109,7 @@ class SDEPath(PathDistribution):
 
 
 def _looks_like_a_matrix(x: Any) -> bool:
-    """Whether it can be no diagonal of positive numbers, or a batch of such, and is square."""
+    """Whether ``x`` is square and cannot be a batch of diagonals, because it has zeros."""
     return (
         torch.is_tensor(x) and x.dim() > 1 and x.shape[-1] == x.shape[-2] and bool((x <= 0).any())
     )

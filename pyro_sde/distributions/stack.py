@@ -19,11 +19,12 @@ __all__ = ["Stack"]
 
 
 class Stack(PathDistribution):
-    """Independent processes on one grid as one process, whose state holds theirs side by side.
+    """Independent processes on one grid as one process, whose state concatenates their states.
 
-    What is observed together is correlated in the posterior. Two sample sites have two controls,
-    each blind to the other's state, and the guide's posterior of a sum, say, is much too narrow;
-    as one site they have one control of both states and one correlated noise.
+    Processes that are observed together, such as the terms of a sum, are correlated in the
+    posterior. Two sample sites have two controls that do not see each other's state, and their
+    posterior is much too narrow. As one site they share one control of both states and one
+    correlated noise.
 
     Example::
 
@@ -86,10 +87,10 @@ class Stack(PathDistribution):
         )
 
     def split(self, z: Tensor) -> tuple[Tensor, ...]:
-        """The states of the processes, from those of the stack: ``(..., D)`` or whole paths.
+        """The states of the processes, from those of the stack.
 
         :param z: States of shape ``(..., D)``, or paths of shape ``(..., T, D)``.
-        :returns: A tensor for each process; of a scalar process without the last dimension.
+        :returns: A tensor for each process, for a scalar process without the last dimension.
         """
         states = zip(self._split(z), self._is_scalar, strict=True)
         return tuple(x.squeeze(-1) if scalar else x for x, scalar in states)

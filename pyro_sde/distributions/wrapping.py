@@ -1,4 +1,4 @@
-"""Seeing a path through the wrappers that Pyro puts around distributions."""
+"""Finding a path inside of the wrappers that Pyro puts around distributions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["WrappedPath", "unwrap"]
 
 @dataclass
 class WrappedPath:
-    """A path and what stands between it and the sample site, innermost first.
+    """A path inside of its wrappers, innermost wrapper first.
 
-    ``to_path`` maps the site's value to the path's, ``reduce`` the path's per-batch terms to the
-    site's, ``rewrap`` builds the same wrapping around another path.
+    ``to_path`` maps the site's value to the path's, ``reduce`` maps terms of the path's batch shape
+    to the site's, and ``rewrap`` builds the same wrappers around another path.
     """
 
     path: PathDistribution

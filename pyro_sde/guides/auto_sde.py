@@ -44,24 +44,24 @@ __all__ = ["AutoSDE"]
 
 
 class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: ignore[metaclass]
-    r"""A guide whose path sites follow the posterior SDE: the model's own process pushed by a
+    r"""An autoguide whose path sites follow a posterior SDE: the model's own process pushed by a
     learned control u(t, z), that is, with the drift
 
     .. math:: f_q(t, z) = f_p(t, z) + g(t, z)\,u(t, z)
 
-    It sees each prior with the upstream latents already drawn from the posterior, so that prior
-    and posterior share their diffusion whatever it depends on, and it runs the model once per
-    ELBO. Before training the posterior of a path is the prior. Sites inside plates learn an
-    embedding of each element, which their control reads.
+    The guide runs the model once per ELBO, and meets each prior with the upstream latents already
+    drawn from the posterior. So prior and posterior share their diffusion, whatever it depends on.
+    Before training the posterior of a path is the prior. Sites inside plates learn an embedding of
+    each element, which their control reads.
 
-    Without options the posterior is joint: the noise of a step is shrunk and correlated, control
-    and start read the other latents, and those have one correlated Normal. A Distribution as the
-    initial state gets a learned Normal in units of that distribution, with a full covariance up
-    to 16 dimensions, through the transform to its support. Several path sites do not see each
-    other: make one of them with :class:`~pyro_sde.distributions.Stack`.
+    By default the posterior is joint: the noise of each step is contracted and correlated, control
+    and start read the other latents, and the other latents share one correlated Normal. Where the
+    initial state has a Distribution, its posterior is a learned Normal in units of that
+    distribution, with a full covariance up to 16 dimensions, mapped to the support. Several path
+    sites do not see each other: combine them with :class:`~pyro_sde.distributions.Stack`.
 
-    The latent sites are those of the first call (or of :meth:`setup`): call it with the data. A
-    model that observes nothing then is refused, and so are data for a latent later.
+    The first call (or :meth:`setup`) decides which sites are latent, so it must have the data: a
+    model that observes nothing is refused, and so are data for a latent in later calls.
 
     Example::
 
@@ -83,35 +83,35 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         True
 
     :param callable model: A Pyro model with at least one latent path site.
-    :param control: What makes the controls: a class or ``functools.partial`` of one, called as
-        ``MLPControl`` is; or a control itself, any callable or module u(t, z); or a dict from site
-        names to either.
-    :param contraction: Let the posterior shrink the noise of each step too (``"diagonal"``), and
-        correlate it (``"full"``); or None. ``"auto"`` is ``"full"`` for states of up to 16
-        dimensions, ``"diagonal"`` up to 512, and None for the weights of a network and for a
-        control of your own, which otherwise returns ``(u, contraction)`` as
-        :class:`~pyro_sde.distributions.ControlledPath` takes them.
+    :param control: The control of the paths: a class (or ``functools.partial`` of one) that is
+        called as ``MLPControl`` is; or a control itself, any callable or module u(t, z); or a dict
+        from site names to either.
+    :param contraction: Whether the posterior shrinks the noise of each step (``"diagonal"``), also
+        correlates it (``"full"``), or neither (None). ``"auto"`` is ``"full"`` for states of up to
+        16 dimensions, ``"diagonal"`` up to 512, and None for the weights of a network and for a
+        control of your own. With a contraction, a control of your own returns ``(u,
+        contraction)`` as described in :class:`~pyro_sde.distributions.ControlledPath`.
     :param other_guide: The autoguide class of all other latents. ``"auto"`` is, for up to 128
         numbers, Pyro's AutoMultivariateNormal in units of the prior and with a skewness of each
-        latent, and AutoNormal beyond. Both begin where draws of the prior come near the data, or,
-        for models that cannot be run on many draws at once, at the medians of the priors. Latents
-        inside of a plate that subsamples need ``partial(AutoNormal, create_plates=...)``, as
-        everywhere in Pyro.
+        latent, and AutoNormal beyond. Both begin where draws of the prior come near the data; for
+        models that cannot be vectorised they begin at the medians of the priors. As everywhere in
+        Pyro, latents inside of a plate that subsamples need
+        ``partial(AutoNormal, create_plates=...)``.
     :param str name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
-    :param encoder: A :class:`GRUEncoder`, say, in the place of embeddings: the posterior of each
-        series is computed from its observations, so that series never seen have one too. Its
-        paths are one batch along the plate of dim -1, the series.
+    :param encoder: A :class:`GRUEncoder`, say, instead of embeddings: it computes the posterior of
+        each series from its observations, also for new series. The paths must be one batch along
+        the plate of dim -1, the series.
     :param observations: What the encoder reads: a function of the model's arguments that returns
         times ``(series, n)``, values ``(series, n, obs_dim)`` and a mask ``(series, n)`` or of the
         shape of the values; by default the arguments of those names. NaN is missing. With a plate
-        that subsamples, either all series or those of the mini-batch.
+        that subsamples, return either all series or those of the mini-batch.
     :param condition_on: Names of other latents that the control and the start read, so that the
-        path moves with them: u(t, z, latents). ``"auto"`` takes all that are in no plate but the
-        path's, as long as they are 64 numbers together; True takes all of these, False none.
-    :param bool compile: Take the steps of the paths in chunks that torch.compile has compiled:
-        half a minute or so when shapes are met first, and then faster. Without a C++ compiler
-        they are taken as always, with a warning.
+        path moves with them: u(t, z, latents). True takes all latents that are in no plate but the
+        path's, ``"auto"`` takes these if they are at most 64 numbers, and False takes none.
+    :param bool compile: Whether torch.compile compiles the steps of the paths. That takes about
+        half a minute for each new combination of shapes, and steps are faster afterwards. Without
+        a C++ compiler there is a warning, and the steps are not compiled.
     :param former: The former names of two options: ``rest`` for ``other_guide``, ``reads`` for
         ``condition_on``.
     """
@@ -137,7 +137,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
             raise TypeError(f"AutoSDE has no option {next(iter(former))!r}")
         super().__init__(model, amortized_plates=amortized_plates)
         if observations is not None and encoder is None:
-            raise ValueError("observations are what an encoder reads: give AutoSDE an encoder too")
+            raise ValueError("observations are read by an encoder: give AutoSDE an encoder, too")
         is_name = isinstance(condition_on, str) and condition_on != "auto"
         self._condition_on: Any = (condition_on,) if is_name else condition_on
         self.encoder: Any = encoder
@@ -154,8 +154,8 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
     def _pyro_set_supermodule(self, name: str, context: Any) -> None:
         if name.endswith("AutoCallable._guide"):
             raise TypeError(
-                "AutoSDE cannot be a part of an AutoGuideList: the list runs the model apart from "
-                "it, on other draws. Use AutoSDE alone and name the guide of the other latents: "
+                "AutoSDE cannot be a part of an AutoGuideList, which would run the model again, on "
+                "other draws. Use AutoSDE alone and name the guide of the other latents: "
                 "AutoSDE(model, other_guide=AutoNormal)"
             )
         super()._pyro_set_supermodule(name, context)
@@ -176,10 +176,14 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         self._given_encoding = EncodingCache()
 
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
-        """Build every parameter, from one run of the model on the given arguments.
+        """Build all parameters, from one run of the model with the given arguments.
 
-        The random state is left as it was. Afterwards ``state_dict``, ``parameters`` and
-        ``load_state_dict`` see everything, and ``path_sites`` and ``other_sites`` name the latents.
+        Afterwards ``parameters``, ``state_dict`` and ``load_state_dict`` include all of them, and
+        ``path_sites`` and ``other_sites`` name the latents. The random state is not changed.
+
+        :param args: Arguments of the model, with the data.
+        :param kwargs: Keyword arguments of the model.
+        :returns: The guide itself.
         """
         if self.path_sites:
             return self
@@ -303,7 +307,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         elif name in self.path_sites:
             prior = msg["infer"]["prior"] = msg["fn"]
             posterior = self.get_posterior(name, prior)
-            # Latents that it reads may have particles where the prior has none.
+            # The latents that the posterior reads may have particles where the prior has none.
             shape = broadcast_shapes(posterior.batch_shape, prior.batch_shape)
             msg["fn"] = posterior if posterior.batch_shape == shape else posterior.expand(shape)
 

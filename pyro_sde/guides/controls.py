@@ -1,4 +1,4 @@
-"""Neural controls: how the posterior pushes the prior."""
+"""Neural controls, which push the prior to the posterior."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["MLPControl"]
 LARGE = 512
 
 DAMPING = 0.2
-"""How fast the contraction learns beside u. The first steps of Adam are as large as any and know
-little: undamped they may multiply the noise of every step of a path."""
+"""The learning rate of the contraction, relative to that of u. Adam's first steps are as large as
+later ones and less certain: undamped, they may multiply the noise of every step of a path."""
 
 Output = Tensor | tuple[Tensor, Tensor]
 
@@ -26,13 +26,13 @@ Output = Tensor | tuple[Tensor, Tensor]
 class MLPControl(nn.Module):
     r"""A control u(t, z): a tanh MLP of the state whose biases are functions of time.
 
-    The bias of every hidden layer is linear in features of time: with
-    :math:`\tau = (t - t_0) / (t_1 - t_0)`, the smooth :math:`\tau, \sin \pi k \tau,
-    \cos \pi k \tau` for k up to ``features`` (but no faster than the grid can follow), and a
-    learned embedding of the start of each step, interpolated between them, for what changes from
-    one step to the next. So all that depends on time is computed once per path. The last layer
-    starts at zero: the untrained posterior is the prior. Small widths at both ends keep the cost
-    linear in a large ``dim``: the bottleneck of Xu et al. (2022) is the default there.
+    The bias of every hidden layer is a linear function of features of time. The smooth features
+    are :math:`\tau, \sin \pi k \tau, \cos \pi k \tau` with :math:`\tau = (t - t_0) / (t_1 - t_0)`,
+    for k up to ``features`` (limited by the resolution of the grid). A learned embedding of the
+    start of each step, interpolated in between, represents changes from one step to the next. All
+    that depends on time is computed once per path. The last layer starts at zero, so the untrained
+    posterior is the prior. Narrow layers at both ends keep the cost linear in a large ``dim``:
+    there the default is the bottleneck of Xu et al. (2022).
 
     Example::
 
@@ -49,15 +49,15 @@ class MLPControl(nn.Module):
     :param hidden: Widths of the hidden layers; by default (64, 64), and (2, 128, 2) for a state
         of more than 512 dimensions, the weights of a network.
     :param times: The grid, increasing, of shape ``(T,)``; or the pair (t_0, t_1) alone, which has
-        no steps to embed.
-    :param features: How many sines, and cosines, of time.
+        no embedding of steps.
+    :param features: The number of sines, and of cosines, of time.
     :param embedding: Size of the learned embedding of each step.
-    :param context: Size of an additional input that does not depend on time.
-    :param contraction: ``"diagonal"`` returns ``(u, log c)``, the logarithms of the factors by
-        which the noise of a step shrinks too. ``"full"`` returns ``(u, C)`` with a lower-triangular
-        matrix C whose diagonal holds logarithms, as
-        :class:`~pyro_sde.distributions.ControlledPath` takes it: the noise of a step shrinks and
-        becomes correlated. For ``dim=1`` both are ``"diagonal"``. True is ``"diagonal"``.
+    :param context: Size of an additional input, the context.
+    :param contraction: None returns u alone. ``"diagonal"`` returns ``(u, log c)``, where c are the
+        factors by which the noise of a step shrinks. ``"full"`` returns ``(u, C)`` with a
+        lower-triangular matrix C whose diagonal holds logarithms, as described in
+        :class:`~pyro_sde.distributions.ControlledPath`: the noise of a step shrinks and becomes
+        correlated. True, and ``"full"`` with ``dim=1``, mean ``"diagonal"``.
     """
 
     frequencies: Tensor
@@ -122,7 +122,11 @@ class MLPControl(nn.Module):
         self._on_own_grid: tuple[Tensor, int, Tensor] | None = None
 
     def time_features(self, t: Tensor) -> Tensor:
-        """The features of times ``t``, along their last dimension (of size 1)."""
+        """The features of times, which the biases are linear in.
+
+        :param t: Times of shape ``(..., 1)``.
+        :returns: Features of shape ``(..., number of features)``.
+        """
         starts = self.times[:-1]
         if (
             torch.is_inference_mode_enabled()
@@ -134,7 +138,7 @@ class MLPControl(nn.Module):
             )
         ):
             return self._features(t)
-        # The grid that it was made for: all that is not learned is known.
+        # On the control's own grid, the features that are not learned are kept.
         known = self._on_own_grid
         if known is None or known[0] is not self.times or known[1] != self.times._version:
             fixed = torch.cat(self._parts(starts.unsqueeze(-1))[:-1], -1).detach()
@@ -160,12 +164,15 @@ class MLPControl(nn.Module):
 
     @torch.no_grad()
     def take_units(self, states: Tensor) -> None:
-        """Measure the state, of shape ``(..., dim)``, from the median of these, and in units in
-        which their spread is between 1/5 and 5.
+        """Standardise the input: centre the state at the median of ``states``, and rescale it where
+        the spread is not between 1/5 and 5.
 
-        The guide calls it once, with paths of the prior that come near the data: states around 20,
-        or of the size of 1000 or of 0.001, would saturate the first layer or not be seen by it. A
-        spread near 1 is left as it is, since the posterior is narrower, nobody knows by how much.
+        The guide calls this method once, with paths of the prior that come near the data. Without
+        it, states around 20 or of size 1000 would saturate the first layer, and states of size
+        0.001 would hardly affect it. A spread near 1 is not changed, because the posterior is
+        narrower than the prior by an unknown factor.
+
+        :param states: Typical states, of shape ``(..., dim)``.
         """
         rows = states.reshape(-1, self.dim)
         rows = rows[torch.isfinite(rows).all(-1)]
@@ -182,7 +189,7 @@ class MLPControl(nn.Module):
         return [first / self.state_scale, *others]
 
     def _origin(self) -> Tensor | float:
-        """What the first layer adds because states are measured from ``state_loc``."""
+        """The bias of the first layer that centres states at ``state_loc``."""
         if self.state_loc is None:
             return 0.0
         first: Any = self.layers[0]
@@ -195,6 +202,14 @@ class MLPControl(nn.Module):
         return weight * self.damping.unsqueeze(-1), bias * self.damping
 
     def forward(self, t: Tensor, z: Tensor, context: Tensor | None = None) -> Output:
+        """The control at times ``t`` and states ``z``.
+
+        :param t: Times, which broadcast against ``z[..., :1]``.
+        :param z: States of shape ``(..., dim)``.
+        :param context: The additional input, of shape ``(..., context)``.
+        :returns: u, of the shape of ``z``; with a contraction the pair ``(u, contraction)``, where
+            the contraction has the shape of ``z`` (``"diagonal"``) or ``(..., dim, dim)``.
+        """
         out = network(z, self._weights(), self._biases(t, context), self._last())
         u, contraction = split_control(out, self.dim, self.contraction)
         return u if contraction is None else (u, contraction)
@@ -208,10 +223,12 @@ class MLPControl(nn.Module):
         return biases
 
     def on_grid(self, t: Tensor, context: Tensor | None = None) -> GridNetwork | None:
-        """The control on the grid ``t``, all that depends on time computed ahead.
+        """The control on a whole grid, with all that depends on time computed ahead.
 
-        None if a subclass overrides ``forward`` or the module has hooks: paths then call the module
-        at every step.
+        :param t: The times of the steps, time first.
+        :param context: The additional input, as in :meth:`forward`.
+        :returns: The control as one network per step. None if a subclass overrides ``forward`` or
+            the module has hooks: paths then call the module at every step.
         """
         if type(self).forward is not MLPControl.forward or has_hooks(self):
             return None

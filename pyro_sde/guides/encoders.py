@@ -1,4 +1,4 @@
-"""Encoders: from the observations of many series to the context of their posteriors."""
+"""Encoders, which compute the context of each series' posterior from its observations."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Encoding", "GRUEncoder", "SummaryEncoder", "as_observations", "shape
 
 
 class Encoding(NamedTuple):
-    """What an encoder knows of S series."""
+    """The encoding of S series: two functions of time."""
 
     start: Callable[[Tensor], Tensor]
-    """From the time t_0, of shape ``()`` or ``(S,)``, to what is known, ``(S, hidden)``."""
+    """Maps the time t_0, of shape ``()`` or ``(S,)``, to features of the start, ``(S, hidden)``."""
     context: Callable[[Tensor], Tensor]
-    """From times of shape ``(..., S or 1)`` to contexts of shape ``(..., S, context)``."""
+    """Maps times of shape ``(..., S or 1)`` to contexts of shape ``(..., S, context)``."""
 
 
 class Observations(NamedTuple):
-    """Times ``(S, n)``, values ``(S, n, obs_dim)`` and which of them were observed."""
+    """Times ``(S, n)``, values ``(S, n, obs_dim)`` and a mask, True where a value was observed."""
 
     times: Tensor
     values: Tensor
@@ -33,11 +33,11 @@ class Observations(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """Where there is any observation, of shape ``(S, n)``."""
+        """True where any value of a row was observed, of shape ``(S, n)``."""
         return self.mask.any(-1)
 
     def clean(self) -> Observations:
-        """Without the values that were not observed, NaN among them."""
+        """A copy with zeros where no value was observed, and NaN counted as not observed."""
         mask = self.mask & ~self.values.isnan()
         return Observations(self.times, torch.where(mask, self.values, 0.0), mask)
 
@@ -52,15 +52,15 @@ class Observations(NamedTuple):
 
 
 def as_observations(times: Any, values: Any, mask: Any = None) -> Observations:
-    """Tensors of the shapes above, as :func:`shaped` finds them, and NaN is missing."""
+    """The :class:`Observations` of these arguments, with NaN counted as not observed."""
     return shaped(times, values, mask).clean()
 
 
 def shaped(times: Any, values: Any, mask: Any = None) -> Observations:
-    """Tensors of the shapes above, none of them copied.
+    """The :class:`Observations` of these arguments, without a copy.
 
-    A single series may come without the dimension of the series, observations of one dimension
-    without theirs, the mask without the dimension of the values, or not at all.
+    A single series needs no dimension of series. Observations of one dimension, and the mask, need
+    no dimension of values. The mask may be missing.
     """
     times, values = torch.as_tensor(times), torch.as_tensor(values)
     if times.dim() == 1:
@@ -94,7 +94,7 @@ ROUNDING = torch.finfo(torch.float32).eps
 
 
 class _Encoder(nn.Module):
-    """What the encoders share: the units of the data.
+    """The base of the encoders, which standardises the data.
 
     :param obs_dim: The dimension of an observation.
     :param hidden: The width of all layers.
@@ -117,9 +117,11 @@ class _Encoder(nn.Module):
 
     @torch.no_grad()
     def take_units(self, observations: Observations) -> None:
-        """Measure values by their mean and spread from now on, and times by the mean gap.
+        """Standardise values by the mean and spread of these, and times by their mean gap.
 
-        The guide calls it once, with the data of its first call.
+        The guide calls this method once, with the data of its first call.
+
+        :param observations: The observations of all series.
         """
         times, values, mask = observations
         self._check(values)
@@ -143,7 +145,7 @@ class _Encoder(nn.Module):
             )
 
     def _inputs(self, observations: Observations) -> Tensor:
-        """Values in their units, zero where missing, and the mask."""
+        """Standardised values, zero where missing, and the mask."""
         _, values, mask = observations
         self._check(values)
         values = torch.where(mask, (values - self.loc) / self.scale, 0.0)
@@ -154,29 +156,30 @@ class _Encoder(nn.Module):
 
 
 GAPS = 8
-"""How many features of a time that has to pass."""
+"""The number of features of the time until an observation."""
 
 
 def _waiting(gap: Tensor) -> Tensor:
-    """Features of the time ``gap`` until something, in units of the mean one."""
+    """Features of the time ``gap`` until an observation, in units of the mean gap."""
     half_lives = 2.0 ** torch.arange(-4, GAPS - 5, device=gap.device, dtype=gap.dtype)
     gap = gap.unsqueeze(-1)
     return torch.cat([gap / (1 + gap), torch.exp(-gap / half_lives)], -1)
 
 
 def _add_product_(start: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Adds a linear layer's output, in place: as large as ``start``, it is no tensor of its own."""
-    # Of a transpose in memory autograd takes the gradient by a product with many columns.
+    """Add the output of a linear layer to ``start``, in place, without a tensor for the output."""
+    # With a contiguous transpose, autograd computes the gradient by a product with many columns.
     return start.addmm_(x.to(start), weight.t().contiguous().to(start))
 
 
 class GRUEncoder(_Encoder):
-    """Reads the observations of a series backwards in time with a gated recurrent unit.
+    """An encoder that reads the observations of a series backwards in time, with a gated recurrent
+    unit.
 
-    The context at t knows all that was observed after t: the state of the unit once it has read
-    the next observation, that observation itself, and the time to it. After the last observation
-    it says that nothing is ahead. What is known at t_0 gives q(z_0). Missing values, rows and
-    padding have no influence whatsoever.
+    The context at time t summarises all that was observed after t. It is computed from the next
+    observation, the time until it, and the state of the recurrent unit after it has read that
+    observation. After the last observation the context is constant. The features at t_0 determine
+    q(z_0). Missing values, missing rows and padding have no influence.
 
     Example::
 
@@ -204,9 +207,17 @@ class GRUEncoder(_Encoder):
         self.first = nn.Linear(hidden, hidden)
 
     def forward(self, times: Tensor, values: Tensor, mask: Tensor) -> Encoding:
+        """Encode S series.
+
+        :param times: Times of shape ``(S, n)``.
+        :param values: Values of shape ``(S, n, obs_dim)``.
+        :param mask: True where a value was observed, of the shape of ``values``.
+        :returns: Two functions of time: ``start`` gives features of the start, of shape
+            ``(S, hidden)``, and ``context`` gives contexts of shape ``(..., S, context)``.
+        """
         observations = Observations(times, values, mask).to(self.loc)
         times, rows, inputs = observations.times, observations.rows, self._inputs(observations)
-        # Last observation first, what is missing behind all others, where nothing reads it.
+        # Last observation first; missing rows come after all others, where nothing reads them.
         late = times.masked_fill(~rows, -torch.inf)
         order = late.argsort(dim=-1, descending=True, stable=True)
         late, rows = late.gather(-1, order), rows.gather(-1, order)
@@ -226,10 +237,10 @@ class GRUEncoder(_Encoder):
         series = torch.arange(len(times), device=late.device)
 
         def evaluate(layer: nn.Linear, t: Tensor, inclusive: bool = False) -> Tensor:
-            """``layer`` applied to what is known at times of shape (..., S or 1)."""
+            """``layer`` applied to the features at times of shape (..., S or 1)."""
             t = t.expand(*t.shape[:-1], len(times))
             at = t.to(late).reshape(-1, len(times))
-            # How many observations come after t, which is the number of the next one.
+            # The number of observations after t is the row of the next one.
             index = torch.searchsorted(-late, -at.t().contiguous(), right=inclusive).t()
             gap = torch.where(index > 0, when.gather(0, index) - at, torch.zeros_like(at))
             waiting = _waiting(gap / self.gap) * (index > 0).unsqueeze(-1)
@@ -248,10 +259,10 @@ class GRUEncoder(_Encoder):
 
 
 class SummaryEncoder(_Encoder):
-    """Reads a fixed number of observations and says the same about them at every time.
+    """An encoder that reads a fixed number of observations, with the same context at all times.
 
-    For posteriors that must be known from a short prefix of the series alone: what follows is
-    then a forecast by the posterior SDE.
+    It is meant for posteriors that are computed from a short prefix of each series: the posterior
+    SDE then forecasts the rest.
 
     Example::
 
@@ -266,7 +277,7 @@ class SummaryEncoder(_Encoder):
     :param obs_dim: The dimension of an observation.
     :param hidden: The width of all layers.
     :param context: The size of the context that a control reads.
-    :param length: How many observations there are, n.
+    :param length: The number of observations, n.
     """
 
     def __init__(self, obs_dim: int, hidden: int = 64, context: int = 16, length: int = 1) -> None:
@@ -277,10 +288,18 @@ class SummaryEncoder(_Encoder):
         self.first = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh())
 
     def forward(self, times: Tensor, values: Tensor, mask: Tensor) -> Encoding:
+        """Encode S series.
+
+        :param times: Times of shape ``(S, length)``.
+        :param values: Values of shape ``(S, length, obs_dim)``.
+        :param mask: True where a value was observed, of the shape of ``values``.
+        :returns: Two functions of time: ``start`` gives features of the start, of shape
+            ``(S, hidden)``, and ``context`` gives contexts of shape ``(..., S, context)``.
+        """
         if times.shape[1] != self.length:
             raise ValueError(
                 f"the encoder reads length={self.length} observations of each series: found "
-                f"{times.shape[1]}; give those alone as AutoSDE(..., observations=)"
+                f"{times.shape[1]}; select these with AutoSDE(..., observations=)"
             )
         observations = Observations(times, values, mask).to(self.loc)
         h = self.read(self._inputs(observations).flatten(1))

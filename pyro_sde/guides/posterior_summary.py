@@ -1,4 +1,4 @@
-"""Quantiles of the latents of a guide, and its summary."""
+"""Posterior quantiles of the latents of a guide, and the summary of a guide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PosteriorSummaryMixin"]
 
 
 class PosteriorSummaryMixin:
-    """A mixin of :class:`~pyro_sde.AutoSDE`: methods that change nothing."""
+    """A mixin of :class:`~pyro_sde.AutoSDE` with methods that do not change the guide."""
 
     path_sites: tuple[str, ...]
     other_sites: tuple[str, ...]
@@ -70,17 +70,19 @@ class PosteriorSummaryMixin:
     ) -> dict[str, Tensor]:
         """Posterior medians of each latent, by sampling; for a path, at each time.
 
+        :param args: Arguments of the model.
         :param num_samples: How many posterior samples.
         :param parallel: Whether to draw them at once; by default, where the model allows it.
+        :param kwargs: Keyword arguments of the model.
         :returns: A dict from site names to tensors of the shape of one draw.
         """
         return self.quantiles(0.5, *args, num_samples=num_samples, parallel=parallel, **kwargs)
 
     def summary(self, *args: Any, num_particles: int = 10, bins: int = 4, **kwargs: Any) -> Summary:
-        """Sites, grids, parameters, the KL by site and by time, and a line that says how right the
-        posterior is (see :func:`~pyro_sde.diagnostics.importance`), to be printed.
+        """A summary to print: the sites, their grids, the parameters, the KL by site and by time,
+        and one line of the importance check (:func:`~pyro_sde.diagnostics.importance`).
 
-        Nothing is changed, the random state neither. A KL that has exploded is warned of.
+        Neither the guide nor the random state is changed. There is a warning if a KL has exploded.
 
         Example::
 
@@ -98,9 +100,11 @@ class PosteriorSummaryMixin:
             z     path      OrnsteinUhlenbeck  ()     (9, 1)  8      0     1   0.125
             y     observed  Normal             ()     ()
 
-        :param args: Those of the model; those of :meth:`setup` or of the first call if left out.
+        :param args: Arguments of the model; by default those of :meth:`setup` or the first call.
         :param num_particles: How many draws to average the KL over.
-        :param bins: How many spans of time to show the KL of a path in.
+        :param bins: The number of equal spans of time in which to show the KL of a path.
+        :param kwargs: Keyword arguments of the model.
+        :returns: The summary. Print it, or read its fields.
         """
         from ..diagnostics.summary import summarise  # it needs the ELBO, which needs the guides
 

@@ -1,4 +1,4 @@
-"""Weighing the KL less while training begins."""
+"""Annealing of the KL: a smaller weight at the beginning of training."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["anneal_kl", "kl_weight"]
 
 
 class anneal_kl(Messenger):
-    r"""Inside, an ELBO counts its KL ``weight`` times:
+    r"""A context in which an ELBO multiplies its KL by ``weight``:
     :math:`\mathbb{E}[\log p(y \mid z)] - \mathrm{weight} \cdot KL(q \,\|\, p)`.
 
     Small weights at the beginning of training let a latent path fit the data before the prior
-    pulls it back, which would otherwise hide it (the posterior stays at the prior, and noise
-    explains the data). Only with weight 1 it is the evidence that is bounded: let the schedule end
-    there, as :func:`kl_weight` does, and train on; what is then optimised is the ELBO itself. Do
-    not evaluate a model inside.
+    pulls it back. Otherwise training may end with a posterior that stays at the prior, where noise
+    explains the data. The ELBO is a bound of the evidence only with weight 1. So let the schedule
+    end at 1, as :func:`kl_weight` does, and continue training there. Do not evaluate a model inside
+    this context.
 
     Example::
 
@@ -28,14 +28,14 @@ class anneal_kl(Messenger):
         ...     pyro.sample("x", dist.Normal(0.0, 1.0))
         >>> def guide():
         ...     pyro.sample("x", dist.Normal(2.0, 1.0))
-        >>> for i in range(3):  # in the place of the loss: svi.step()
+        >>> for i in range(3):  # in training, call svi.step() here
         ...     with anneal_kl(kl_weight(i, 2, start=0.5)):
         ...         print(TraceMeanField_ELBO().loss(model, guide))
         1.0
         1.5
         2.0
 
-    :param weight: A number above zero.
+    :param weight: The weight of the KL, above zero.
     """
 
     def __init__(self, weight: float) -> None:
@@ -50,7 +50,7 @@ class anneal_kl(Messenger):
 
 
 def kl_weight(step: int, steps: int, start: float = 0.01) -> float:
-    """A weight that rises linearly from ``start`` to 1 in ``steps`` steps, and stays there.
+    """A weight of the KL that rises linearly from ``start`` to 1 in ``steps`` steps, and stays 1.
 
     Example::
 
@@ -58,8 +58,9 @@ def kl_weight(step: int, steps: int, start: float = 0.01) -> float:
         [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
 
     :param step: The number of the training step, from 0.
-    :param steps: How many steps the rise takes; 0 for none.
+    :param steps: The number of steps that the rise takes; 0 gives the weight 1 from the first step.
     :param start: The first weight.
+    :returns: The weight of this step.
     """
     if not 0 < start <= 1:
         raise ValueError(f"start must be above 0 and at most 1: found {start:g}")

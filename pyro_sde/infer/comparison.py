@@ -23,12 +23,13 @@ Moments = tuple[Tensor, Tensor]
 
 
 def log_ratio(q: PathDistribution, p: PathDistribution, value: Tensor) -> LogRatio:
-    """log q - log p over the steps of ``value``, from the draw of q where that is known."""
+    """The log ratio log q - log p over the steps of ``value``, from the draw of q where ``value``
+    is that draw."""
     if q.times is not p.times and not (
         q.times.shape[-1] == p.times.shape[-1] and bool((q.times == p.times).all())
     ):
         raise ValueError(
-            "the guide's path and the model's are on different time grids; build both on one"
+            "the paths of guide and model are on different time grids; build both on one grid"
         )
     shape = broadcast_shapes(value.shape[:-2], q.batch_shape, p.batch_shape)
     if shape != value.shape[:-2]:
@@ -42,11 +43,11 @@ def log_ratio(q: PathDistribution, p: PathDistribution, value: Tensor) -> LogRat
 
 
 def _ratio_of_flows(q: PathDistribution, p: PathDistribution, value: Tensor) -> LogRatio:
-    """Without noise all that can differ is the start."""
+    """The log ratio of two paths without noise, which can differ only in their start."""
     if not isinstance(q, ODEPath) or not isinstance(p, ODEPath):
         raise ValueError(
-            "one of the guide's path and the model's is an ODEPath, without noise, and the other "
-            "is not: the KL is infinite. Give both the same kind"
+            "one of the paths of guide and model is an ODEPath, without noise, and the other is "
+            "not: the KL is infinite. Use the same kind of path in both"
         )
     if not q.is_same_process(p):
         p.check_solution(value)
@@ -54,7 +55,7 @@ def _ratio_of_flows(q: PathDistribution, p: PathDistribution, value: Tensor) -> 
 
 
 def _ratio_of_control(q: ControlledPath, value: Tensor) -> LogRatio:
-    """q is p pushed by a control, which is all there is between them."""
+    """The log ratio where q is p pushed by a control."""
     t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     time_first = value.movedim(-2, 0)
     z = time_first[:-1]
@@ -73,7 +74,7 @@ def _ratio_of_control(q: ControlledPath, value: Tensor) -> LogRatio:
 def _ratio_of_transitions(
     q: PathDistribution, p: PathDistribution, value: Tensor, draw: Draw | None
 ) -> LogRatio:
-    """q and p are two processes of their own: compare the means and scales of their steps."""
+    """The log ratio of two arbitrary processes, from the means and scales of their steps."""
     t, dt = q.step_times(value.dim() - 2 - len(q.batch_shape))
     z, z_next = value.movedim(-2, 0)[:-1], value.movedim(-2, 0)[1:]
     noise = None if draw is None else draw.noise
@@ -117,7 +118,7 @@ def _stacked(steps: Sequence[Moments], z: Tensor) -> Moments:
 
 
 def _shift(of_q: Moments, of_p: Moments, z: Tensor, differ: bool) -> Shift:
-    """w and, if the scales differ, the contraction of a step of q against one of p."""
+    """The shift w of a step of q relative to p and, if the scales differ, the contraction."""
     (mean_q, scale_q), (mean_p, scale_p) = of_q, of_p
     contraction = contraction_between(scale_q, scale_p, z) if differ else None
     return whiten(mean_p, scale_p, mean_q).expand_as(z), contraction
@@ -148,8 +149,8 @@ def _contracts(
     z: Tensor,
     scales: Iterable[tuple[Tensor, Tensor, Tensor]],
 ) -> bool:
-    """Whether the scales of q and p differ. Where their diffusions do, the KL is infinite, which is
-    an error.
+    """Whether the scales of q and p differ. It is an error if their diffusions differ, because the
+    KL is then infinite.
 
     :param scales: Scales of q and of p and the states of one step, or of all steps.
     """
@@ -166,7 +167,7 @@ def _eps(x: Tensor) -> float:
 
 
 def _relative_gap(scale_q: Tensor, scale_p: Tensor, z: Tensor) -> Tensor:
-    """By how much two scales differ: vectors entry by entry, matrices in units of the other."""
+    """By how much two scales differ: vectors entry by entry, matrices relative to ``scale_p``."""
     if not is_matrix(scale_q, z) and not is_matrix(scale_p, z):
         return ((scale_q - scale_p) / scale_p).abs()
     return contraction_between(scale_q, scale_p, z).abs().amax(-1)
@@ -175,10 +176,11 @@ def _relative_gap(scale_q: Tensor, scale_p: Tensor, z: Tensor) -> Tensor:
 def _check_same_diffusion(
     q: PathDistribution, p: PathDistribution, t: Tensor, dt: Tensor, z: Tensor
 ) -> None:
-    """Refuse a pair whose scales differ, unless it is only by how they discretise one diffusion
-    (exact steps against Euler's): then the KL is finite, and its excess vanishes with dt.
+    """Refuse two processes with different diffusions.
 
-    The diffusion itself is what is left of the scale in a very short step.
+    Scales may differ because the processes discretise one diffusion differently, by exact steps and
+    by Euler's. The KL is then finite, and the excess vanishes with dt. The diffusions themselves
+    are compared by the scales of very short steps.
     """
     h = 1e-6 * dt
     scale_q, scale_p = (d.transition(t, h, z)[1] for d in (q, p))

@@ -1,4 +1,4 @@
-"""ELBOs that compute the divergence of path sites by Girsanov's theorem."""
+"""ELBOs that compute the KL of path sites by Girsanov's theorem."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["TraceMeanFieldSDE_ELBO", "TraceSDE_ELBO"]
 
 
 class _PathELBO:
-    """A mixin over a Trace ELBO that rewrites the path sites of the traces that it made."""
+    """A mixin of Pyro's Trace ELBOs that rewrites the path sites of their traces."""
 
     num_particles: int
     _vectorized_num_particles: Callable[[Callable], Callable]
@@ -49,8 +49,8 @@ class _PathELBO:
         super().__init_subclass__(**kwargs)
         if issubclass(cls, (TraceEnum_ELBO, JitTrace_ELBO, JitTraceMeanField_ELBO)):
             raise TypeError(
-                f"{cls.__name__}: TraceEnum_ELBO and the Jit ELBOs do not use the rewritten "
-                "sites; build on Trace_ELBO or TraceMeanField_ELBO"
+                f"{cls.__name__} cannot estimate paths: TraceEnum_ELBO and the Jit ELBOs compute "
+                "log densities of their own; build on Trace_ELBO or TraceMeanField_ELBO"
             )
 
     def _get_traces(
@@ -60,8 +60,8 @@ class _PathELBO:
         if isinstance(inner, GuideMessenger) and inner.model != model:
             raise ValueError(
                 f"{type(inner).__name__} runs the model that it was built with, and the ELBO was "
-                "given another one, which would be ignored. Give both the same callable, handlers "
-                "(poutine.scale, poutine.condition, ...) applied beforehand"
+                "given another model, which would be ignored. Give both the same callable, after "
+                "all handlers (poutine.scale, poutine.condition, ...) have been applied"
             )
         traces = super()._get_traces(model, guide, args, kwargs)  # type: ignore[misc]
         parts = current_terms()
@@ -83,9 +83,9 @@ class _PathELBO:
     ) -> tuple[Trace, Trace]:
         if current_tolerance() is not None:
             raise RuntimeError(
-                "an ELBO inside of tolerance(): the path measures of model and guide are those of "
-                "their grid, and a path that was solved off it has no density under them. Train "
-                "outside; tolerance() is for prediction"
+                "an ELBO cannot be evaluated inside of tolerance(): a path that is solved with "
+                "steps of its own has no density on the grid of model and guide. Train outside; "
+                "tolerance() is for prediction"
             )
         with shared_parameters_only(), skip_path_log_prob():
             model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
@@ -101,7 +101,7 @@ class _PathELBO:
         for site in guide_trace.nodes.values():
             if "score_parts" in site and "path_divergence" not in site and unwrap(site["fn"]):
                 _forget_log_prob(site)
-        # Paths that are no model/guide pair (observed ones, say) get their own density after all.
+        # Paths that are not a pair of model and guide (observed ones, say) keep their own density.
         model_trace.compute_log_prob()
         guide_trace.compute_score_parts()
         check_traces(model_trace, guide_trace)
@@ -127,7 +127,7 @@ class _PathELBO:
             place = next(iter(found.values()))
             raise ValueError(
                 f"the ELBO fails with {particles + 1} particles and not with {particles}, which is "
-                f"also a size of {place}: particles stand in the place of that dimension. "
+                f"also a size of {place}: the particles are taken for that dimension. "
                 f"{UNSQUEEZE}. The error with {particles + 1} particles was: {e}"
             ) from e
         finally:
@@ -142,7 +142,7 @@ class _PathELBO:
         for key in ("scale", "mask"):
             if not _same(model_site[key], guide_site[key]):
                 raise ValueError(
-                    f"site {name!r} has another {key} in the model than in the guide; apply "
+                    f"site {name!r} has different values of {key} in model and guide; apply "
                     f"poutine.{key} to both"
                 )
         watch = None
@@ -184,15 +184,16 @@ def _same(a: Any, b: Any) -> bool:
 class TraceSDE_ELBO(_PathELBO, Trace_ELBO):
     """:class:`~pyro.infer.Trace_ELBO` with the path KL of Girsanov's theorem.
 
-    Sites that are paths in model and guide are estimated by ``path_estimator``; all others as
-    the parent does.
+    The KL of sites that are paths in model and guide is estimated by ``path_estimator``; all other
+    sites are treated as by the parent class.
 
-    - ``"stl"`` (default): quadratic term and martingale, the guide's parameters stopped in the
-      latter. Its gradient variance vanishes as the guide approaches the posterior.
-    - ``"full"``: both terms; equals :class:`~pyro.infer.Trace_ELBO`.
-    - ``"kl"``: the quadratic term alone; equals an analytic KL at every step.
+    - ``"stl"`` (the default, "sticking the landing"): the quadratic term and the martingale, with
+      the guide's parameters held fixed in the martingale. The variance of its gradient vanishes as
+      the guide approaches the posterior.
+    - ``"full"``: both terms. It equals :class:`~pyro.infer.Trace_ELBO`.
+    - ``"kl"``: the quadratic term alone. It equals an analytic KL of every step.
 
-    Gradients are first order: the stopped martingale has no second derivative.
+    ``"stl"`` has first-order gradients only: differentiating twice is an error.
 
     Example::
 
@@ -214,18 +215,20 @@ class TraceSDE_ELBO(_PathELBO, Trace_ELBO):
         >>> abs(losses[0] - losses[1]) < 1e-4
         True
 
-    :param args: Those of the parent, ``num_particles`` first.
+    :param args: Arguments of the parent class, ``num_particles`` first.
     :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
-    :param kwargs: Those of the parent: ``num_particles``, ``vectorize_particles``, ...
+    :param kwargs: Keyword arguments of the parent class: ``num_particles``,
+        ``vectorize_particles``, ...
     """
 
 
 class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
     """:class:`~pyro.infer.TraceMeanField_ELBO` with the path KL of Girsanov's theorem.
 
-    As :class:`TraceSDE_ELBO`, but sites that are no paths use an analytic KL where there is one. In
-    contrast to the parent, a Delta of the guide counts with its ``log_density``: AutoNormal keeps
-    the Jacobian of a constrained latent there, without which the ELBO may exceed the evidence.
+    It differs from :class:`TraceSDE_ELBO` at sites that are not paths: these use an analytic KL
+    where there is one. In contrast to the parent class, it counts the ``log_density`` of a Delta in
+    the guide, which is where AutoNormal keeps the Jacobian of a constrained latent. Without it the
+    ELBO could exceed the evidence.
 
     Example::
 
@@ -243,9 +246,9 @@ class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
         >>> f"{elbo.loss(model, guide):.4f}"  # 2 for the path, 1/2 for x, without noise
         '2.5000'
 
-    :param args: Those of the parent, ``num_particles`` first.
+    :param args: Arguments of the parent class, ``num_particles`` first.
     :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
-    :param kwargs: Those of the parent.
+    :param kwargs: Keyword arguments of the parent class.
     """
 
     def _differentiable_loss_particle(

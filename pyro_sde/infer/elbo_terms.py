@@ -1,4 +1,4 @@
-"""What one evaluation of an ELBO consisted of, from the traces that it made anyway."""
+"""The terms of an ELBO by site, recorded from the traces of one evaluation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _open: ContextVar[ElboTerms | None] = ContextVar("pyro_sde_parts", default=None)
 
 @dataclass
 class PathDivergence:
-    """The divergence of a path taken apart, before scales and masks of its site."""
+    """The parts of the KL of a path, before the scale and mask of its site are applied."""
 
     times: Tensor
     dim: int
@@ -47,7 +47,7 @@ class PathDivergence:
 
 @dataclass
 class PathTerms:
-    """The KL of one path site; ``start + path + martingale`` is what the loss counted.
+    """The KL of one path site. The loss contains ``start + path + martingale``.
 
     Example::
 
@@ -59,25 +59,25 @@ class PathTerms:
     """
 
     times: Tensor
-    """The grid, ``(T,)`` or one for each element of a batch."""
+    """The grid, of shape ``(T,)``, or ``(..., T)`` where each element of a batch has its own."""
     start: float = 0.0
-    """Of the law of the initial state."""
+    """The KL of the law of the initial state."""
     path: float = 0.0
-    r"""Of the steps, :math:`\tfrac12 \int |u|^2 dt`."""
+    r"""The KL of the steps, :math:`\tfrac12 \int |u|^2 dt`."""
     martingale: float = 0.0
-    """Noise of mean zero; none in the estimator ``"kl"``."""
+    """The martingale, noise of mean zero; 0 for the estimator ``"kl"``."""
     steps: Tensor | None = None
-    """``path`` by time step, ``(T - 1,)``."""
+    """The KL of each step, of shape ``(T - 1,)``; their sum is ``path``."""
     intensity: float = 0.0
-    """Nats in a step and a dimension, on average, whatever the site is scaled by: half the mean
+    """The average KL per step and dimension, in nats, without the scale of the site: half the mean
     square of the shift of a step in units of its noise."""
 
 
 @dataclass
 class ElboTerms:
-    """An evaluation of an ELBO by site, everything scaled as in the loss.
+    """The terms of one evaluation of an ELBO by site, scaled as in the loss.
 
-    ``elbo`` is the log likelihood less the KL, and minus the loss.
+    ``elbo`` is the log likelihood less the KL, which is minus the loss.
 
     Example::
 
@@ -86,32 +86,36 @@ class ElboTerms:
     """
 
     kl: dict[str, float] = field(default_factory=dict)
-    """By latent site."""
+    """The KL of each latent site."""
     log_likelihood: dict[str, float] = field(default_factory=dict)
-    """By observed site."""
+    """The log likelihood of each observed site."""
     paths: dict[str, PathTerms] = field(default_factory=dict)
-    """By latent path site."""
+    """The parts of the KL of each latent path site."""
 
     @property
     def elbo(self) -> float:
+        """The ELBO: the log likelihood of all sites less the KL of all sites."""
         return sum(self.log_likelihood.values()) - sum(self.kl.values())
 
     def clear(self) -> None:
+        """Remove all terms."""
         for part in (self.kl, self.log_likelihood, self.paths):
             part.clear()
 
     @torch.no_grad()
     def add(self, model: Trace, guide: Trace, particles: int, traces: int, analytic: bool) -> None:
-        """One more pair of traces.
+        """Add the terms of a pair of traces.
 
-        :param particles: What the loss divides by.
-        :param traces: How many pairs there are; one, if particles are vectorised.
-        :param analytic: Whether the ELBO takes an analytic KL where there is one.
+        :param model: The trace of the model.
+        :param guide: The trace of the guide.
+        :param particles: The number of particles, by which the loss divides.
+        :param traces: The number of pairs of traces: 1 if particles are vectorised.
+        :param analytic: Whether the ELBO uses an analytic KL where there is one.
         """
         for name, value in log_likelihood_by_site(model):
             self._count(self.log_likelihood, name, value, particles)
         for name, value in kl_by_site(model, guide, analytic):
-            # AutoNormal draws a constrained site from one beside it: they are one latent.
+            # AutoNormal computes a constrained site from an auxiliary one: they are one latent.
             base = name.removesuffix("_unconstrained")
             owner = base if name not in model.nodes and base in model.nodes else name
             parts = _by_latent(guide.nodes.get(name)) or {owner: value}
@@ -156,7 +160,7 @@ def kl_by_site(model: Trace, guide: Trace, analytic: bool) -> Iterator[tuple[str
     """Yield name and estimated KL of every latent site of the model, then name and log density of
     every auxiliary site of the guide.
 
-    :param analytic: Whether an analytic KL is taken where there is one.
+    :param analytic: Whether to use an analytic KL where there is one.
     """
     for name, site in model.nodes.items():
         if site["type"] == "sample" and not site["is_observed"]:
@@ -173,8 +177,8 @@ def kl_by_site(model: Trace, guide: Trace, analytic: bool) -> Iterator[tuple[str
 
 
 def _by_latent(site: Any) -> dict[str, Tensor]:
-    """The log density of a joint auxiliary site by latent, each given those before it; empty if
-    the site is of another kind."""
+    """The log density of a joint auxiliary site, split into one term for each latent: its density
+    given the latents before it. Empty for other sites."""
     sizes = None if site is None else site.get("latent_sizes")
     if not sizes:
         return {}
@@ -224,16 +228,17 @@ def _is_delta(fn: Any) -> bool:
 
 
 def current_terms() -> ElboTerms | None:
-    """What is to be filled by an ELBO, or None."""
+    """The record that ELBOs fill, or None outside of :func:`record_parts`."""
     return _open.get()
 
 
 @contextmanager
 def record_parts() -> Iterator[ElboTerms]:
-    """Inside, every evaluation of a path ELBO leaves its parts: KL by latent site, by time step
-    for paths, log likelihood by observed site. They are those of the last evaluation.
+    """A context that records the parts of an ELBO: KL by latent site (for paths also by time
+    step) and log likelihood by observed site.
 
-    The model is not run again; outside nothing is computed.
+    The record holds the last evaluation of a :class:`TraceSDE_ELBO` or
+    :class:`TraceMeanFieldSDE_ELBO` inside of the context. The model is not run again.
 
     Example::
 
@@ -251,6 +256,8 @@ def record_parts() -> Iterator[ElboTerms]:
         (['z'], ['y'], torch.Size([8]))
         >>> abs(parts.elbo + loss) < 1e-4
         True
+
+    :returns: A context manager that yields the terms, empty until an ELBO is evaluated.
     """
     parts = ElboTerms()
     token = _open.set(parts)

@@ -1,4 +1,4 @@
-r"""The KL of a path site and its estimators, from the log ratio of guide and model.
+r"""The KL of a path site and its three estimators, from the log ratio of guide and model.
 
 The formulas are those of :mod:`pyro_sde.simulation.ratio`. Without contraction and with
 :math:`w = u \sqrt{dt}`, the sums over the steps are Girsanov's two terms,
@@ -50,7 +50,7 @@ class GirsanovTerms(NamedTuple):
     quadratic: Tensor
     """The KL of the steps."""
     martingale: Tensor
-    """The rest, of mean zero under q."""
+    """The rest of the log ratio, which has mean zero under q."""
 
 
 def _initial_divergence(
@@ -63,9 +63,9 @@ def _initial_divergence(
         tol = 64 * torch.finfo(p0.dtype).eps
         if not isinstance(q0, Tensor) or bool(((q0 - p0).abs() > tol * (1 + p0.abs())).any()):
             raise ValueError(
-                "the model's path starts at a fixed point and the guide's does not start there: "
-                "the KL is infinite. Leave the guide's initial out, or give the model's path a "
-                "Distribution as initial"
+                "the model's path starts at a fixed point and the guide's path does not start "
+                "there: the KL is infinite. Leave the guide's initial out, or give the model's "
+                "path a Distribution as initial"
             )
         return 0.0
     if isinstance(p0, PartlyFixed):
@@ -106,7 +106,7 @@ def _divergence_of_laws(q0: Distribution, p0: Distribution, z0: Tensor, estimato
 
 
 def _is_same_view(a: Any, b: Any) -> bool:
-    """Whether two tensors are views of the same numbers: nothing to compare."""
+    """Whether two tensors are views of the same memory, and need no comparison."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or inside_func():
         return False  # tensors inside of torch.func have no address
     return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
@@ -125,7 +125,7 @@ def _moments(d: Distribution) -> tuple[Tensor, Tensor] | None:
 def _divergence_of_normals(
     of_q: tuple[Tensor, Tensor], of_p: tuple[Tensor, Tensor], z0: Tensor, estimator: str
 ) -> Tensor:
-    """A Normal start under a Normal prior is one more step, from no state."""
+    """The KL of a Normal start under a Normal prior, by the formulas of a step."""
     (loc_q, scale_q), (loc_p, scale_p) = of_q, of_p
     shape = broadcast_shapes(z0.shape, loc_q.shape, loc_p.shape)
     loc_q, loc_p = loc_q.expand(shape), loc_p.expand(shape)
@@ -183,23 +183,23 @@ def _pair(q: Distribution, p: Distribution, value: Tensor) -> tuple[WrappedPath,
         raise TypeError(f"q and p must both be path distributions, or wrap one: found {found}")
     if outer_q.transforms != outer_p.transforms:
         raise ValueError(
-            "the guide's path and the model's stand under different transforms: "
-            f"{outer_q.transforms} and {outer_p.transforms}; use the same ones, in one order"
+            "the paths of guide and model have different transforms: "
+            f"{outer_q.transforms} and {outer_p.transforms}; use the same transforms, in one order"
         )
     if len(outer_q.masks) != len(outer_p.masks) or not all(
         bool((torch.as_tensor(a) == torch.as_tensor(b)).all())
         for a, b in zip(outer_q.masks, outer_p.masks, strict=True)
     ):
-        raise ValueError("the guide's path and the model's have different masks; use the same")
+        raise ValueError("the paths of guide and model have different masks; use the same mask")
     return outer_p, outer_q.path, outer_p.path, outer_q.to_path(value)
 
 
 def girsanov(q: Distribution, p: Distribution, value: Tensor) -> GirsanovTerms:
     r"""The two parts of :math:`\log q - \log p` over the steps of a path ``value``.
 
-    The quadratic part is the KL of the steps, :math:`\tfrac12 \int |u|^2 dt`; the martingale
-    :math:`\int u\,dB` has mean zero under q. Their sum is exactly ``q.log_prob(value) -
-    p.log_prob(value)``, but for the law of the initial state, which is not a matter of the drift.
+    The quadratic part is the KL of the steps, :math:`\tfrac12 \int |u|^2 dt`. The martingale
+    :math:`\int u\,dB` has mean zero under q. Where q and p have the same law of the initial state,
+    the sum of both parts is exactly ``q.log_prob(value) - p.log_prob(value)``.
 
     Example::
 
@@ -215,8 +215,9 @@ def girsanov(q: Distribution, p: Distribution, value: Tensor) -> GirsanovTerms:
         True
 
     :param q: The path distribution that ``value`` was drawn from.
-    :param p: The one to compare it with, of the same diffusion.
+    :param p: The path distribution to compare q with, of the same diffusion.
     :param value: A path.
+    :returns: The quadratic part and the martingale, each of the batch shape of ``value``.
     """
     outer, q_path, p_path, path = _pair(q, p, value)
     ratio = log_ratio(q_path, p_path, path)
@@ -232,10 +233,11 @@ def path_divergence(
 ) -> Tensor:
     """An estimate of KL(q || p) from one path, the initial state included.
 
-    ``"kl"`` is the quadratic part, ``"full"`` the whole log ratio, ``"stl"`` the log ratio as a
-    function of the path alone.
+    The estimator ``"kl"`` is the quadratic part, ``"full"`` the whole log ratio, and ``"stl"`` the
+    log ratio with all parameters held fixed in the densities, as a function of the path alone.
 
-    :param watch: Called with what the estimate is made of.
+    :param watch: A function that is called with the parts of the estimate.
+    :returns: The estimate, of the site's batch shape.
     """
     outer, q_path, p_path, path = _pair(q, p, value)
     ratio = log_ratio(q_path, p_path, path)

@@ -1,4 +1,4 @@
-"""What Pyro lets pass in the traces of an ELBO, and would put it above the evidence."""
+"""Checks for mistakes that Pyro accepts and that would put an ELBO above the evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSQUEEZE = (
 
 
 def check_traces(model: Trace, guide: Trace) -> None:
-    """Refuse a dimension that no plate claims, and a latent of one trace alone."""
+    """Refuse dimensions that no plate claims, and latents that only one of the traces has."""
     for trace in (model, guide):
         for name, site in _counted_sites(trace):
             _check_claimed(name, site)
@@ -27,21 +27,21 @@ def check_traces(model: Trace, guide: Trace) -> None:
         if not site["is_observed"] and name not in guide:
             raise ValueError(
                 f"site {name!r} of the model has neither data nor a site of that name in the "
-                "guide, so that the ELBO is no bound of the evidence. Give the ELBO the data, obs= "
-                "of that site must not be None, or add the site to the guide (an autoguide was "
-                "set up with data there: make a new one)"
+                "guide, so the ELBO is not a bound of the evidence. Either give the ELBO the data, "
+                "so that obs= of the site is not None, or add the site to the guide (an autoguide "
+                "was set up with data there: make a new one)"
             )
     for name, site in _counted_sites(guide):
         if name not in model and not site["infer"].get("is_auxiliary"):
             raise ValueError(
-                f"site {name!r} of the guide is not in the model, so that the ELBO is no bound of "
+                f"site {name!r} of the guide is not in the model, so the ELBO is not a bound of "
                 'the evidence. Remove it, or mark it with infer={"is_auxiliary": True} if another '
                 "site is computed from it"
             )
 
 
 def sites_of_size(size: int, *traces: Trace) -> dict[str, str]:
-    """Sites with an event dimension or a plate of the size, and a description of either."""
+    """Sites with an event dimension or a plate of this size, each with a description."""
     found = {}
     for trace in traces:
         for name, site in _counted_sites(trace):
@@ -58,7 +58,7 @@ def sites_of_size(size: int, *traces: Trace) -> dict[str, str]:
 def check_event_shapes(
     particles: int, trace: Trace, other_particles: int, other_trace: Trace
 ) -> None:
-    """Refuse an event that is of another shape with another number of particles."""
+    """Refuse event shapes that change with the number of particles."""
     others = dict(_counted_sites(other_trace))
     for name, site in _counted_sites(trace):
         shape = tuple(site["fn"].event_shape)
@@ -72,7 +72,7 @@ def check_event_shapes(
 
 
 def _counted_sites(trace: Trace) -> Iterator[tuple[str, Any]]:
-    """Name and site of all that contributes to an ELBO."""
+    """Name and site of every sample site that contributes to an ELBO."""
     for name, site in trace.nodes.items():
         if site["type"] != "sample":
             continue

@@ -1,4 +1,4 @@
-"""To other libraries."""
+"""Interoperability with other libraries: ArviZ and torchsde."""
 
 from .inference_data import to_arviz
 

@@ -1,4 +1,4 @@
-"""Samples for ArviZ, with the times of a path as coordinates."""
+"""Conversion of samples to ArviZ, with the times of a path as coordinates."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def to_arviz(
     dims: Mapping[str, Sequence[str]] | None = None,
     coords: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Samples of a model as ``arviz.InferenceData``.
+    """Convert samples of a model to ``arviz.InferenceData``.
 
     A path ``z`` has the dimensions ``z_time``, whose coordinates are the times of its grid, and
-    ``z_state``. Where each series has a grid of its own, the dimension is ``z_step``, and
-    ``z_time`` a coordinate of two dimensions. Plates give their names to the dimensions that they
-    make. What is drawn at an observed site is a predictive sample, what else is drawn a sample of
-    the posterior or the prior; what the model does not have is left out, and so are draws that
-    are the data themselves. Data are NaN where they are masked.
+    ``z_state``. Where each series has a grid of its own, the first dimension is ``z_step``, and
+    ``z_time`` is a coordinate of two dimensions. Dimensions of plates have the names of the plates.
+    Samples of observed sites go to the predictive groups, and all others to the posterior or the
+    prior. Samples of sites that the model does not have are left out, as are samples that equal the
+    data. The data are NaN where they are masked.
 
     Needs ``pip install pyro-sde[arviz]``.
 
@@ -58,18 +58,18 @@ def to_arviz(
         >>> found.posterior["z"].sel(z_time=0.5).dims
         ('chain', 'draw', 'z_state')
 
-    :param model: The model. It is run once, to see its sites, plates and paths.
-    :param data: The arguments of the model, a tuple or a dict, with what was observed.
+    :param model: The model. It is run once, to find its sites, plates and paths.
+    :param data: The arguments of the model, a tuple or a dict, with the observations.
     :param posterior: Samples by site, of shape ``(samples, ...)``, from ``Predictive``; or a
-        ``pyro.infer.MCMC`` after its run, whose chains are kept apart.
-    :param posterior_predictive: Samples of what is observed, as many, if they are not among those
-        of ``posterior``: of ``Predictive(model, mcmc.get_samples())``.
+        ``pyro.infer.MCMC`` after its run, whose chains are kept separate.
+    :param posterior_predictive: Samples of the observed sites, if ``posterior`` has none, from
+        ``Predictive(model, mcmc.get_samples())``. There must be as many as in ``posterior``.
     :param prior: Samples of the prior, from ``Predictive(model, num_samples=...)``.
     :param log_likelihood: Whether to compute the log density of the data for every sample, summed
-        over what is one event; the model is run once a sample.
+        over each event. The model is then run once for each sample.
     :param group_by_chain: Whether the samples of ``posterior`` have shape ``(chains, samples,
         ...)``.
-    :param dims: Names of the dimensions that are neither a plate's nor a path's, by site.
+    :param dims: Names of the dimensions that do not belong to a plate or a path, by site.
     :param coords: Coordinates of dimensions, by name: ``{"obs": times}`` for a plate of that name.
     :returns: The ``arviz.InferenceData``.
     """

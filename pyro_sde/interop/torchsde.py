@@ -1,4 +1,4 @@
-"""torchsde as a backend: its methods for our paths, and the paper's own algorithm for a block."""
+"""torchsde as a backend: its solvers for paths, and the algorithm of Xu et al. for blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Joint", "sample"]
 STRATONOVICH = ("midpoint", "heun", "euler_heun", "log_ode", "reversible_heun")
 
 LEVY_AREA = {"srk": "space-time", "log_ode": "foster"}
-"""What a method needs to know of the noise besides its increments."""
+"""The approximation of Lévy areas that a method needs, besides the increments of the noise."""
 
 
 def _sde_type(method: str | None) -> str:
@@ -30,7 +30,7 @@ def _sde_type(method: str | None) -> str:
 
 
 class _SDE(nn.Module):
-    """Drift and diffusion of rows as torchsde wants them."""
+    """Drift and diffusion of rows, in the form that torchsde needs."""
 
     noise_type = "diagonal"
 
@@ -40,7 +40,7 @@ class _SDE(nn.Module):
 
 
 def _brownian(times: Tensor, like: Tensor, dt: float, method: str | None) -> Any:
-    """Noise of the shape of ``like`` that torch's own seed decides."""
+    """Noise of the shape of ``like``, seeded by torch's random numbers."""
     return torchsde.BrownianInterval(
         float(times[0]),
         float(times[-1]),
@@ -64,8 +64,9 @@ def sample(
 ) -> Tensor:
     """Draw a path with a solver of torchsde.
 
-    The draw has gradients, as ``rsample`` does, but no density: it is not the Gaussian chain that
-    the estimators know. Itô and Stratonovich methods solve the same, Itô, equation.
+    The draw has gradients, as that of ``rsample`` has, but no density, because it is not a
+    Gaussian chain on the grid. Methods for Itô and for Stratonovich equations both solve the Itô
+    equation.
 
     Example::
 
@@ -74,14 +75,15 @@ def sample(
         >>> sample(path, (10,), method="srk", dt=0.05).shape
         torch.Size([10, 5, 2])
 
-    :param path: Any path distribution, under elementwise transforms too.
-    :param sample_shape: How many paths, as in ``rsample``.
-    :param method: One of torchsde's, ``"euler"``, ``"milstein"``, ``"srk"``, ``"midpoint"``,
+    :param path: Any path distribution, also under elementwise transforms.
+    :param sample_shape: The shape of the sample, as in ``rsample``.
+    :param method: A method of torchsde: ``"euler"``, ``"milstein"``, ``"srk"``, ``"midpoint"``,
         ``"heun"``, ``"reversible_heun"``, ...; by default torchsde's choice.
-    :param dt: The step, or the first one; by default the shortest of the grid.
-    :param brownian: A torchsde.BrownianInterval of shape (rows, D); by default a new one, from
-        torch's seed.
-    :param options: Further ones of ``torchsde.sdeint``: ``adaptive=True``, ``rtol``, ``atol``, ...
+    :param dt: The step, or the first step; by default the shortest step of the grid.
+    :param brownian: A torchsde.BrownianInterval of shape (rows, D); by default a new one, seeded by
+        torch.
+    :param options: Options of ``torchsde.sdeint``: ``adaptive=True``, ``rtol``, ``atol``, ...
+    :returns: Paths of shape ``sample_shape + batch_shape + (T, D)``.
     """
     wrapped = unwrap(path)
     if wrapped is None:
@@ -89,8 +91,8 @@ def sample(
     law: PathDistribution = wrapped.path
     if law.times.dim() > 1:
         raise ValueError(
-            f"torchsde solves on one grid, this path has times of shape {tuple(law.times.shape)}: "
-            "draw each series by itself"
+            f"torchsde solves on one grid, and path has times of shape {tuple(law.times.shape)}: "
+            "draw each series separately"
         )
     z0 = law._draw_initial(torch.Size(sample_shape))
     shape = z0.shape
@@ -130,8 +132,8 @@ def sample(
 
 
 def _ito_correction(law: PathDistribution, t: Tensor, z: Tensor) -> Tensor | float:
-    """Half of g_i times its derivative with respect to z_i: by so much an Itô drift exceeds that of
-    the same equation in Stratonovich's sense, for diagonal noise."""
+    """The Itô drift less the Stratonovich drift of the same equation, for diagonal noise: half of
+    g_i times its derivative with respect to z_i."""
     attached = torch.is_grad_enabled()
     with torch.enable_grad():
         z = z if z.requires_grad else z.detach().requires_grad_()
@@ -150,12 +152,13 @@ def _ito_correction(law: PathDistribution, t: Tensor, z: Tensor) -> Tensor | flo
 
 
 class Joint(nn.Module):
-    r"""A model with blocks, each solved as in Xu et al. (2022), equation 11: hidden units, weights
-    and KL as one state [h, w, kl] in one call of torchsde, by default its stochastic adjoint.
+    r"""A model whose blocks are solved as in Xu et al. (2022), equation 11.
 
-    The estimator is "kl": :math:`\tfrac12 \int |u|^2 dt` comes from the solver and enters as a
-    factor, so that the guide of this model is empty. Parameters are those of ``model`` and
-    ``guide``, which may be trained or used with :class:`~pyro_sde.TraceSDE_ELBO` before and after.
+    Hidden units, weights and KL are one state [h, w, kl] in one call of torchsde, by default with
+    its stochastic adjoint. The path estimator is "kl": the solver computes
+    :math:`\tfrac12 \int |u|^2 dt`, which enters as a factor, and the guide of this model is empty.
+    The parameters are those of ``model`` and ``guide``, which may be trained or used with
+    :class:`~pyro_sde.TraceSDE_ELBO` before and after.
 
     Example::
 
@@ -183,14 +186,15 @@ class Joint(nn.Module):
         True
 
     :param model: A Pyro model with :class:`~pyro_sde.nn.SDEBlock` for its latent paths.
-    :param guide: AutoSDE of that model, set up, without contraction.
-    :param method: Of torchsde; the noise being additive, Itô's and Stratonovich's are one.
+    :param guide: An AutoSDE of that model, set up, without contraction.
+    :param method: A method of torchsde. Methods for Itô and for Stratonovich equations solve the
+        same equation, because the noise is additive.
     :param dt: The step; by default that of the block's grid.
-    :param brownian: From the first state, of shape (1, entries of h + weights + 1), to the noise:
-        a torchsde.BrownianInterval; by default a new one, from torch's seed.
-    :param adjoint: Whether the gradient comes from the stochastic adjoint, in constant memory and
-        with an error of its own, or from the graph of the solution.
-    :param options: Further ones of ``torchsde.sdeint`` or ``sdeint_adjoint``.
+    :param brownian: A function from the first state, of shape (1, entries of h + weights + 1), to a
+        torchsde.BrownianInterval; by default a new one, seeded by torch.
+    :param adjoint: Whether the gradient comes from the stochastic adjoint, with constant memory and
+        an error of its own, or from the graph of the solution.
+    :param options: Options of ``torchsde.sdeint`` or ``sdeint_adjoint``.
     """
 
     def __init__(
@@ -206,20 +210,26 @@ class Joint(nn.Module):
     ) -> None:
         super().__init__()
         if not guide.path_sites:
-            raise ValueError("the guide has no parameters yet: call guide.setup(*args) before")
+            raise ValueError("the guide has no parameters yet: call guide.setup(*args) first")
         contracted = [
             name for name in guide.path_sites if attrgetter(name)(guide.paths).contraction
         ]
         if contracted:
             raise ValueError(
-                f"the guide contracts the noise of {contracted}, which no SDE does: build it with "
-                "AutoSDE(model, contraction=None)"
+                f"the guide contracts the noise of {contracted}, so it is not an SDE: build it "
+                "with AutoSDE(model, contraction=None)"
             )
         self.model, self.guide = model, guide
         self.method, self.dt, self.adjoint, self.options = method, dt, adjoint, options
         self.brownian = brownian
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, with its blocks solved by torchsde.
+
+        :param args: Arguments of the model.
+        :param kwargs: Keyword arguments of the model.
+        :returns: What the model returns.
+        """
         self._solved: set[str] = set()
         with SDEBlock.solved_by(self._solve):
             return self.model(*args, **kwargs)
@@ -228,19 +238,18 @@ class Joint(nn.Module):
         name = block._pyro_get_fullname(block.name)
         if any(getattr(frame, "name", None) == "num_particles_vectorized" for frame in _PYRO_STACK):
             raise NotImplementedError(
-                "the joint state has one path of weights: use num_particles without "
-                "vectorize_particles"
+                "Joint has one path of weights: use num_particles without vectorize_particles"
             )
         block._refuse_data_plates(name)
         if block.regularise:
             raise NotImplementedError(
-                f"the joint state knows no energies, but the block of site {name!r} has "
-                f"regularise={block.regularise}: build it without, or train the model itself"
+                f"Joint does not support energies, and the block of site {name!r} has "
+                f"regularise={block.regularise}: leave regularise out, or train the model itself"
             )
         if name in self._solved:
             raise NotImplementedError(
-                f"the block of site {name!r} is used twice: its second solution would have noise "
-                "of its own, and so other weights"
+                f"the block of site {name!r} is called twice, and its second solution would have "
+                "other weights: train the model itself, with TraceSDE_ELBO"
             )
         self._solved.add(name)
         posterior = attrgetter(name)(self.guide.paths)

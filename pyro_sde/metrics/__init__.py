@@ -1,4 +1,4 @@
-"""Scores of predictions: of class probabilities, and of draws of what was observed."""
+"""Metrics: scores of class probabilities, and of predictive draws."""
 
 from .classes import (
     ReliabilityCurve,

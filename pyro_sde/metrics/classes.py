@@ -1,4 +1,4 @@
-"""Scores of class probabilities, those of several weight samples averaged first."""
+"""Scores of class probabilities, averaged over weight samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _METRICS = "torchmetrics.functional.classification"
 
 
 class ReliabilityCurve(NamedTuple):
-    """Confidence against accuracy in equal bins of confidence, each of shape ``(bins,)``.
+    """Confidence and accuracy in equal bins of confidence, each of shape ``(bins,)``.
 
     Example::
 
@@ -40,7 +40,7 @@ class ReliabilityCurve(NamedTuple):
     confidence: Tensor
     """Mean probability of the predicted class; NaN in an empty bin."""
     accuracy: Tensor
-    """Share of right predictions; NaN in an empty bin."""
+    """Share of correct predictions; NaN in an empty bin."""
     count: Tensor  # type: ignore[assignment]
     """Number of predictions, 0 in an empty bin. (It hides the method ``tuple.count``.)"""
 
@@ -54,9 +54,9 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
         >>> accuracy(draws, torch.tensor([0]))
         1.0
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
-    :param labels: Right classes, integers of shape ``(n,)``.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
+    :param labels: Correct classes, integers of shape ``(n,)``.
+    :returns: The accuracy, from 0 to 1.
     """
     _, right = _top(*_checked(probs, labels))
     return right.mean().item()
@@ -70,9 +70,9 @@ def nll(probs: Tensor, labels: Tensor) -> float:
         >>> f"{nll(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 0])):.4f}"
         '1.0397'
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
-    :param labels: Right classes, integers of shape ``(n,)``.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
+    :param labels: Correct classes, integers of shape ``(n,)``.
+    :returns: The score; lower is better.
     """
     p, labels = _checked(probs, labels)
     log_prob = p.gather(-1, labels.unsqueeze(-1)).log().mean().item()
@@ -80,18 +80,19 @@ def nll(probs: Tensor, labels: Tensor) -> float:
 
 
 def brier(probs: Tensor, labels: Tensor) -> float:
-    """Squared distance to the one-hot label: summed over classes, averaged over rows.
+    """The Brier score: the squared distance to the one-hot label, averaged over rows.
 
-    From 0 to 2: with two classes it is twice the score of the one probability.
+    The squares are summed over all classes. With two classes the result is twice the score of the
+    probability of one of them.
 
     Example::
 
         >>> brier(torch.tensor([[0.5, 0.5], [0.25, 0.75]]), torch.tensor([0, 0]))
         0.8125
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
-    :param labels: Right classes, integers of shape ``(n,)``.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
+    :param labels: Correct classes, integers of shape ``(n,)``.
+    :returns: The score, from 0 to 2; lower is better.
     """
     p, labels = _checked(probs, labels)
     onehot = torch.nn.functional.one_hot(labels, p.shape[-1])
@@ -102,8 +103,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error: the mean gap between confidence and accuracy over the bins.
 
     Confidence is the probability of the predicted class. A confidence on the border of two bins
-    belongs to the upper one, and a confidence of 1 to the last; torchmetrics alone would put the
-    latter into a bin of its own.
+    belongs to the upper bin, and a confidence of 1 to the last bin (torchmetrics alone would put it
+    into a bin of its own).
 
     Needs ``pip install pyro-sde[metrics]``, as do :func:`classification` and :func:`auroc`.
 
@@ -113,15 +114,15 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
         >>> ece(probs, torch.tensor([0, 1]))  # confidence 0.75, accuracy 0.5
         0.25
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
-    :param labels: Right classes, integers of shape ``(n,)``.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
+    :param labels: Correct classes, integers of shape ``(n,)``.
     :param bins: Number of equal bins of [0, 1].
+    :returns: The error, from 0 to 1; lower is better.
     """
     _check_bins(bins)
     confidence, right = _top(*_checked(probs, labels))
-    # The multi-class form is this very one, but sums in float32: with 60 000 rows in one bin its
-    # second digit is already wrong.
+    # torchmetrics' multi-class form is the same, but it sums in float32: with 60 000 rows in one
+    # bin its second digit is wrong.
     error = import_with_repair(_METRICS).binary_calibration_error(
         _below_one(confidence), right.long(), n_bins=bins, norm="l1"
     )
@@ -129,10 +130,9 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
 
 
 def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityCurve:
-    """Confidence, accuracy and number of predictions in each bin of :func:`ece`.
+    """Confidence, accuracy and number of predictions in each bin of confidence.
 
-    That error is the sum of ``count / n * |accuracy - confidence|`` over the bins that are not
-    empty.
+    :func:`ece` is the sum of ``count / n * |accuracy - confidence|`` over the bins with a count.
 
     Example::
 
@@ -141,10 +141,10 @@ def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliabil
         >>> curve.count.tolist(), curve.confidence.tolist(), curve.accuracy.tolist()
         ([0, 2], [nan, 0.75], [nan, 0.5])
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
-    :param labels: Right classes, integers of shape ``(n,)``.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
+    :param labels: Correct classes, integers of shape ``(n,)``.
     :param bins: Number of equal bins of [0, 1].
+    :returns: A :class:`ReliabilityCurve`, which :func:`~pyro_sde.plotting.plot_reliability` draws.
     """
     _check_bins(bins)
     confidence, right = _top(*_checked(probs, labels))
@@ -159,28 +159,27 @@ def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliabil
 
 
 def predictive_entropy(probs: Tensor) -> Tensor:
-    """Entropy of each row in nats, from 0 for a sure prediction to ``log(classes)``.
+    """The entropy of each row in nats, from 0 for a certain prediction to ``log(classes)``.
 
-    Of a leading dimension of weight samples it is the entropy of their average: what the draws
-    disagree about counts as uncertainty.
+    With a leading dimension of weight samples it is the entropy of their average, so disagreement
+    between samples counts as uncertainty.
 
     Example::
 
         >>> [f"{h:.4f}" for h in predictive_entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))]
         ['0.6931', '0.0000']
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
     :returns: Entropies of shape ``(n,)``, in float64.
     """
     return _entropy(_averaged(probs))
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
-    """Probability that an outlier scores above an inlier, ties counting half.
+    """The probability that an outlier scores above an inlier, where ties count half.
 
-    The area under the ROC curve of telling ``scores_out`` from ``scores_in`` by a threshold: 0.5
-    for a useless score, 1 for one that separates the two.
+    It is the area under the ROC curve of a threshold that separates ``scores_out`` from
+    ``scores_in``.
 
     Example::
 
@@ -189,10 +188,11 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
 
     :param scores_in: Scores of in-distribution inputs, of shape ``(n,)``. Infinite ones are fine.
     :param scores_out: Scores of out-of-distribution inputs, of shape ``(m,)``.
+    :returns: The area: 0.5 for a useless score, 1 for a score that separates the two.
     """
     inner, outer = _scores(scores_in, "scores_in"), _scores(scores_out, "scores_out")
     outer = outer.to(inner.device)
-    # Ranks in [0, 1]: to anything outside, torchmetrics applies a sigmoid, which ties large scores.
+    # Ranks in [0, 1], because torchmetrics applies a sigmoid to other scores and so ties large ones
     distinct, rank = torch.cat([inner, outer]).unique(return_inverse=True)
     target = torch.cat([torch.zeros_like(inner), torch.ones_like(outer)]).long()
     area = import_with_repair(_METRICS).binary_auroc(rank.double() / distinct.numel(), target)
@@ -200,7 +200,8 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
 
 
 def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
-    """:func:`auroc` of :func:`predictive_entropy`: are unknown inputs met with less certainty?
+    """:func:`auroc` of :func:`predictive_entropy`: whether predictions are less certain on
+    out-of-distribution inputs.
 
     Example::
 
@@ -209,8 +210,9 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
 
     :param probs_in: Probabilities on in-distribution inputs, of shape ``(n, classes)`` or
         ``(samples, n, classes)``, which is averaged over the samples first.
-    :param probs_out: Those on out-of-distribution inputs, of shape ``(m, classes)`` or
-        ``(samples, m, classes)``, again averaged.
+    :param probs_out: Probabilities on out-of-distribution inputs, of shape ``(m, classes)`` or
+        ``(samples, m, classes)``, averaged likewise.
+    :returns: The area under the ROC curve, from 0 to 1.
     """
     inner, outer = _averaged(probs_in, "probs_in"), _averaged(probs_out, "probs_out")
     if inner.shape[-1] != outer.shape[-1]:
@@ -222,7 +224,7 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
 
 
 def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
-    """:func:`accuracy`, :func:`nll`, :func:`ece` and :func:`brier`, by these names.
+    """The four scores :func:`accuracy`, :func:`nll`, :func:`ece` and :func:`brier`.
 
     All are computed in float64, whatever the dtype of the input.
 
@@ -232,10 +234,10 @@ def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, f
         >>> {name: f"{score:.3f}" for name, score in scores.items()}
         {'accuracy': '1.000', 'nll': '0.693', 'ece': '0.500', 'brier': '0.500'}
 
-    :param probs: Probabilities of shape ``(n, classes)`` or ``(samples, n, classes)``,
-        which is averaged over the samples first.
-    :param labels: Right classes, integers of shape ``(n,)``.
+    :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
+    :param labels: Correct classes, integers of shape ``(n,)``.
     :param bins: Number of equal bins of [0, 1], for the calibration error.
+    :returns: A dict from the name of each score to its value.
     """
     _check_bins(bins)
     p, labels = _checked(probs, labels)
@@ -267,7 +269,7 @@ def _averaged(probs: Tensor, name: str = "probs") -> Tensor:
     if bool(missing.any()):
         raise ValueError(
             f"{name} has {int(missing.sum())} NaN among {probs.numel()} entries: drop these "
-            "predictions, or mend what made them"
+            "predictions, or correct the model that made them"
         )
     if bool((probs < 0).any()):
         raise ValueError(
@@ -293,7 +295,7 @@ def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     n, classes = p.shape
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
-            f"labels must be integers: found {labels.dtype}; pass the index of each right class, "
+            f"labels must be integers: found {labels.dtype}; pass the index of each correct class, "
             "as labels.long() if these are whole numbers"
         )
     if tuple(labels.shape) != (n,):
@@ -316,13 +318,13 @@ def _check_bins(bins: int) -> None:
 
 
 def _top(p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Confidence in the predicted class, and 1 where that class is right, else 0."""
+    """Confidence in the predicted class, and 1 where that class is correct, else 0."""
     confidence, predicted = p.max(-1)
     return confidence, (predicted == labels).to(p.dtype)
 
 
 def _below_one(confidence: Tensor) -> Tensor:
-    """The same, a confidence of exactly 1 moved by one rounding error: into the last bin."""
+    """``confidence``, with 1 reduced by one rounding error so that it falls into the last bin."""
     return confidence.clamp(max=1 - torch.finfo(confidence.dtype).eps / 2)
 
 

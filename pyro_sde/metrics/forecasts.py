@@ -1,4 +1,4 @@
-"""Scores of predictive draws against what was observed, where it was."""
+"""Scores of predictive draws against observations, which may be masked."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ __all__ = ["coverage", "crps", "interval"]
 
 
 def crps(samples: Tensor, observed: Tensor, mask: Tensor | None = None) -> float:
-    r"""Continuous ranked probability score, averaged over the observations; lower is better.
+    r"""The continuous ranked probability score (CRPS), averaged over the observations.
 
     .. math:: E|X - y| - \tfrac12 E|X - X'|
 
-    with :math:`X, X'` independent draws of the prediction of y, in the units of y; of a sure
-    prediction it is the absolute error. The second mean is over pairs of distinct draws: the
-    score is unbiased, whatever their number. (That of torchmetrics counts each draw against itself
-    too, which adds :math:`E|X - X'| / 2m`, and takes memory in the square of m.)
+    Here :math:`X, X'` are independent draws of the prediction of y. The score has the units of y,
+    and for a point prediction it is the absolute error. The second mean is over pairs of distinct
+    draws, so the score is unbiased for any number of draws m. (torchmetrics includes pairs of a
+    draw with itself, which adds :math:`E|X - X'| / 2m`, and needs memory in proportion to the
+    square of m.)
 
     Example::
 
         >>> crps(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0]))  # (0 + 2) / 2 - 2 / 2
         0.0
 
-    :param samples: Predictive draws of shape ``(m, *observed.shape)``, at least two. Draw the
-        noise of the observations too: ``Predictive`` of the model does.
-    :param observed: What was observed, of any shape.
-    :param mask: True where it was, of the shape of ``observed`` or of all but its last dimension;
-        what ``samples`` and ``observed`` hold elsewhere does not matter.
+    :param samples: Predictive draws of shape ``(m, *observed.shape)``, at least two, which include
+        the noise of the observations, as those of ``Predictive`` do.
+    :param observed: The observations, of any shape.
+    :param mask: True where a value was observed, of the shape of ``observed`` or of all but its
+        last dimension. Other entries of ``samples`` and ``observed`` are ignored.
+    :returns: The score; lower is better.
     """
     x, y = _selected(samples, observed, mask)
     m = x.shape[0]
     if m < 2:
-        raise ValueError(f"samples has {m} draw: the score needs at least 2 to tell the spread")
+        raise ValueError(f"samples has {m} draw: the score needs at least 2 to know the spread")
     # In order, draw i (from 1) is the larger of i - 1 pairs and the smaller of m - i.
     error = (x - y).sort(0).values
     weight = torch.arange(1 - m, m, 2, dtype=x.dtype, device=x.device)
@@ -45,9 +47,9 @@ def crps(samples: Tensor, observed: Tensor, mask: Tensor | None = None) -> float
 def coverage(
     samples: Tensor, observed: Tensor, level: float = 0.9, mask: Tensor | None = None
 ) -> float:
-    """Share of the observations inside the central :func:`interval` of their predictive draws.
+    """The share of observations inside the central :func:`interval` of their predictive draws.
 
-    Of a calibrated prediction it is ``level``, up to the noise of a finite number of observations.
+    For a calibrated prediction it is ``level``, up to the noise of a finite number of observations.
 
     Example::
 
@@ -56,9 +58,10 @@ def coverage(
         0.75
 
     :param samples: Predictive draws of shape ``(m, *observed.shape)``, noise included.
-    :param observed: What was observed, of any shape.
+    :param observed: The observations, of any shape.
     :param level: The probability of the interval, between 0 and 1.
-    :param mask: True where it was observed, as in :func:`crps`.
+    :param mask: True where a value was observed, as in :func:`crps`.
+    :returns: The share, from 0 to 1.
     """
     x, y = _selected(samples, observed, mask)
     lower, upper = interval(x, level)
@@ -66,11 +69,12 @@ def coverage(
 
 
 def interval(samples: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
-    """Lower and upper end of the central interval that holds a further draw with ``level``.
+    """The central interval that contains a further draw with probability ``level``.
 
-    The ends are draw number ``(m + 1) (1 - level) / 2`` from below and from above, between two
-    draws interpolated: m draws and one more make m + 1 gaps of equal probability. The usual
-    sample quantiles would make the interval too narrow, at 100 draws and 0.9 to hold only 0.88.
+    A further draw falls into each of the m + 1 gaps of m draws with the same probability. So the
+    ends are draw number ``(m + 1) (1 - level) / 2`` from below and from above, interpolated between
+    draws. The usual sample quantiles would make the interval too narrow: with 100 draws and a level
+    of 0.9 it would contain only 0.88.
 
     Example::
 
@@ -79,7 +83,7 @@ def interval(samples: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
 
     :param samples: Draws of shape ``(m, ...)``, at least ``2 / (1 - level) - 1`` of them.
     :param level: The probability of the interval, between 0 and 1.
-    :returns: Two tensors of shape ``samples.shape[1:]``.
+    :returns: Its lower and upper end, two tensors of shape ``samples.shape[1:]``.
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1: found {level}")
@@ -124,7 +128,7 @@ def _selected(samples: Tensor, observed: Tensor, mask: Tensor | None) -> tuple[T
         mask = mask.to(samples.device)
         x, y = samples[:, mask].flatten(1), observed[mask].flatten()
     if not y.numel():
-        raise ValueError("nothing was observed: pass at least one observation that is not masked")
+        raise ValueError("no value was observed: pass at least one observation that is not masked")
     x, y = x.double(), y.double()
     _refuse_nonfinite(x, "samples")
     _refuse_nonfinite(y, "observed")
@@ -135,6 +139,6 @@ def _refuse_nonfinite(entries: Tensor, name: str) -> None:
     bad = int((~torch.isfinite(entries)).sum())
     if bad:
         raise ValueError(
-            f"{name} has {bad} of {entries.numel()} entries not finite: mask what was not "
-            "observed, and mend what diverged"
+            f"{name} has {bad} of {entries.numel()} entries not finite: mask values that were not "
+            "observed, and check whether the model diverged"
         )

@@ -1,4 +1,4 @@
-"""Neural networks whose weights are a process over depth, and those that drive a process."""
+"""Bayesian networks of infinite depth (SDE-BNNs), and learned drifts and diffusions."""
 
 from .block import SDEBlock
 from .fields import ConvField

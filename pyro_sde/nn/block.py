@@ -21,14 +21,11 @@ from ..simulation.tolerance import current_tolerance
 from ..solvers import evaluations, integrate
 from ..solvers.adaptive import integrate_adaptively
 from ..solvers.integrate import check_method
+from ..times import PARTICLES
 from .energy import ENERGIES, with_energies
 from .functional_field import FunctionalField
 
 __all__ = ["SDEBlock"]
-
-PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
-"""The plates that Pyro itself puts around a model."""
-
 
 Solver = Callable[[Any, Tensor], Tensor]
 
@@ -41,10 +38,10 @@ class SDEBlock(PyroModule):
     .. math:: dh = \mathrm{field}(t, h; w_t)\,dt, \qquad dw = -\mathrm{rate}\,w\,dt
         + \mathrm{scale}\,dB
 
-    the Ornstein-Uhlenbeck prior over the weights of ``field`` being an ordinary sample site
-    (``"block.w"`` for a block at ``self.block``): one path of the weights for each particle,
-    shared by the batch. So call the block outside of the data plate: the plate then scales the
-    likelihood, and the KL of the weights counts once. A block used twice in a model has the same
+    The weights of ``field``, with their Ornstein-Uhlenbeck prior, are an ordinary sample site
+    (``"block.w"`` for a block at ``self.block``). Each particle has one path of weights, which the
+    batch shares. So call the block outside of the data plate: the plate then scales the
+    likelihood, and the KL of the weights counts once. A block that a model calls twice has the same
     weights both times.
 
     Example::
@@ -69,35 +66,33 @@ class SDEBlock(PyroModule):
         >>> guide.path_sites, guide(x)["block.w"].shape  # 21 times, 451 weights
         (('block.w',), torch.Size([21, 451]))
 
-    Inside of :class:`~pyro_sde.tolerance` weights and hidden units are solved together with error
-    control, on the noise that the weights were drawn with.
+    Inside of :class:`~pyro_sde.tolerance` weights and hidden units are solved together with
+    adaptive steps, driven by the noise of the weights. With vectorised particles the output has
+    their dimensions at the left, before the batch.
 
-    With vectorised particles the output gains their dimensions at the left, before the batch.
-
-    :param field: Any module called as ``field(t, h)`` or ``field(h)`` that keeps the shape of h;
-        it is copied, and its parameters become the process. Those that need no gradient stay
-        constants.
+    :param field: Any module called as ``field(t, h)`` or ``field(h)`` that keeps the shape of h.
+        It is copied, and its parameters become the process, unless they need no gradient.
     :param rate: Speed at which the prior's weights return to zero. Zero is Brownian motion.
     :param scale: The diffusion of the weights: a number, a tensor, or a parameter to be learned.
-    :param steps: Steps of the solver, and of the weights, in the time from 0 to 1.
-    :param augment: How many channels (features) of zeros to add to h.
-    :param initial: ``"point"``, w_0 is a parameter that starts as the module was initialised; or
-        ``"normal"``, w_0 is inferred too, with the prior N(0, 1 / fan in).
+    :param steps: The number of steps of the solver, and of the weights, from time 0 to 1.
+    :param augment: The number of channels (features) of zeros to add to h.
+    :param initial: ``"point"``: w_0 is a parameter, which begins as the module was initialised. Or
+        ``"normal"``: w_0 is inferred, too, with the prior N(0, 1 / fan in).
     :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
-    :param memory: ``"graph"``, ``"recompute"`` or ``"reversible"``, of which the last needs
-        ``method="reversible_heun"``: what training keeps of the solution of h, see
-        :func:`~pyro_sde.solvers.integrate`. But for ``"graph"`` only states and noise of the
-        weights are kept too.
-    :param regularise: Weights of ``"kinetic"`` and ``"r2"``: means over the batch of the integrals
-        of :math:`|h'|^2` and :math:`|h''|^2`, whose sum is a factor ``"block.w_energy"`` of the
-        model, in nats for the whole data set. Dynamics that are easy to solve need fewer
-        evaluations inside of :class:`~pyro_sde.tolerance`.
+    :param memory: What training keeps of the solution of h: ``"graph"``, ``"recompute"`` or
+        ``"reversible"`` (with ``method="reversible_heun"``); see
+        :func:`~pyro_sde.solvers.integrate`. The last two also keep only states and noise of the
+        weights.
+    :param regularise: Weights of ``"kinetic"`` and ``"r2"``, the means over the batch of the
+        integrals of :math:`|h'|^2` and :math:`|h''|^2`. Their weighted sum is a factor
+        ``"block.w_energy"`` of the model, in nats for the whole data set. Dynamics that are easy to
+        solve need fewer evaluations inside of :class:`~pyro_sde.tolerance`.
     :param name: The name of the site.
-    :param event_dim: How many of the last dimensions of h are one input of the field: by default
-        3 if it has two-dimensional convolutions, 1 if it has linear layers only. It tells a
-        batch from particles, nothing else.
-    :param compile: Take the steps of h in chunks that torch.compile compiles when shapes are first
-        met, half a minute or so; without a C++ compiler they are taken as always, with a warning.
+    :param event_dim: How many of the last dimensions of h are one input of the field, which
+        distinguishes a batch from particles: by default 3 if the field has two-dimensional
+        convolutions, and 1 if it has linear layers only.
+    :param compile: Whether torch.compile compiles the steps of h, in about half a minute for each
+        new combination of shapes. Without a C++ compiler there is a warning instead.
     """
 
     rate: Any
@@ -142,7 +137,7 @@ class SDEBlock(PyroModule):
         start, start_scale = self.skeleton.take_initial()
         times = torch.linspace(0, 1, steps + 1, dtype=start.dtype, device=start.device)
         self.register_buffer("times", times, persistent=False)
-        # Named after the site, for two blocks in a model that is no PyroModule share a namespace.
+        # Named after the site: two blocks in a model that is not a PyroModule share a namespace.
         self._start_name = f"{name}_0"
         if initial == "point":
             self.register_parameter(self._start_name, nn.Parameter(start))
@@ -167,12 +162,12 @@ class SDEBlock(PyroModule):
 
     @property
     def start(self) -> Tensor:
-        """w_0, as the module was initialised or as it was learned."""
+        """w_0, as initialised or learned."""
         return getattr(self, self._start_name)
 
     @property
     def dim(self) -> int:
-        """How many weights."""
+        """The number of weights."""
         return self._modules["skeleton"].dim  # type: ignore
 
     @property
@@ -183,7 +178,8 @@ class SDEBlock(PyroModule):
     @staticmethod
     @contextmanager
     def solved_by(solver: Solver) -> Iterator[None]:
-        """Inside, ``solver(block, h)`` returns the output of every block, and draws its weights.
+        """A context in which ``solver(block, h)`` draws the weights and returns the output of
+        every block.
 
         :param solver: Called with the block and its augmented input.
         """
@@ -194,7 +190,10 @@ class SDEBlock(PyroModule):
             _block_solver.reset(token)
 
     def prior(self) -> OrnsteinUhlenbeck:
-        """The law of the weights."""
+        """The prior of the weights.
+
+        :returns: An Ornstein-Uhlenbeck process of shape ``(steps + 1, number of weights)``.
+        """
         initial: Any = self.start
         if self.initial == "normal":
             initial = Normal(torch.zeros_like(initial), self.start_scale).to_event(1)
@@ -202,6 +201,11 @@ class SDEBlock(PyroModule):
         return OrnsteinUhlenbeck(self.rate, 0.0, self.scale, self.times, initial, memory)
 
     def forward(self, h: Tensor) -> Tensor:
+        """Draw the weights, and solve the equation of the hidden units.
+
+        :param h: h(0) without augmentation, a batch of inputs of the field.
+        :returns: h(1), of the shape of the augmented ``h``, after dimensions of particles.
+        """
         self._check_input(h)
         if self.augment:
             zeros = list(h.shape)
@@ -212,7 +216,7 @@ class SDEBlock(PyroModule):
             return solver(self, h)
         w = self._weights()
         lead = torch.Size(w.shape[:-2])
-        while lead and lead[-1] == 1:  # the places that Pyro leaves for the model's own plates
+        while lead and lead[-1] == 1:  # dimensions that Pyro leaves for the model's own plates
             lead = torch.Size(lead[:-1])
         particles = w.shape[:-2]
         if not lead:
@@ -221,9 +225,9 @@ class SDEBlock(PyroModule):
         if has_lead and h.shape[: len(lead)] != lead:
             raise ValueError(
                 f"h has shape {tuple(h.shape)}, of which the last {self.event_dim} dimensions are "
-                f"one input of the field; the weights come with particles {tuple(lead)}, so h "
-                f"should begin with {tuple(lead)} or have no such dimension. If the field takes "
-                "more dimensions for one input, say event_dim="
+                f"one input of the field; the weights have particles of shape {tuple(lead)}, so h "
+                f"must begin with {tuple(lead)} or have no such dimension. If one input of the "
+                "field has more dimensions, pass event_dim="
             )
         if not has_lead:
             h = h.expand(lead + h.shape)
@@ -256,7 +260,7 @@ class SDEBlock(PyroModule):
                 raise ValueError(
                     f"site {name!r} is inside the plate {frame.name!r}: every datum would have "
                     "weights of its own, and their KL would be scaled with the likelihood. Call "
-                    "the block before `with pyro.plate(...)`, and sample inside"
+                    "the block before `with pyro.plate(...)`, and sample the data inside"
                 )
 
     def _check_finite(self, name: str, w: Tensor) -> None:
@@ -308,8 +312,8 @@ class SDEBlock(PyroModule):
         return h
 
     def _field(self) -> tuple[Any, Any]:
-        """dh/dt as a function of (t, h, w); and a function that raises if it was not one."""
-        # Not self.skeleton, which would have Pyro register what is left of the field.
+        """dh/dt as a function of (t, h, w), and a check that it is one: it changes no buffer."""
+        # Not self.skeleton, because Pyro would register the rest of the field.
         skeleton: Any = self._modules["skeleton"]
         before = skeleton.buffer_state()
         call = skeleton.call_purely if self._compiles else skeleton
@@ -320,11 +324,11 @@ class SDEBlock(PyroModule):
             except RuntimeError as e:
                 raise ValueError(
                     f"field fails on h of shape {tuple(h.shape)}, {self.augment} channels of "
-                    f"augmentation among them: {e} (h is {h.dtype}, the weights {w.dtype})"
+                    f"augmentation included: {e} (h is {h.dtype}, the weights {w.dtype})"
                 ) from e
             if out.shape != h.shape:
                 raise ValueError(
-                    f"field must keep the shape of h, dh/dt being added to it: found "
+                    f"field must keep the shape of h, because dh/dt is added to h: found "
                     f"{tuple(out.shape)} from {tuple(h.shape)}"
                 )
             return out
@@ -332,9 +336,9 @@ class SDEBlock(PyroModule):
         def check_unchanged() -> None:
             if skeleton.has_changed(before):
                 raise ValueError(
-                    "field has changed one of its buffers while it was being evaluated: a solver "
-                    "may evaluate it any number of times, so that it must be a function of (t, h) "
-                    "alone. Remove running statistics, or put the field's module into eval mode"
+                    "field has changed one of its buffers while it was being evaluated: it must be "
+                    "a function of (t, h) alone, because a solver may evaluate it any number of "
+                    "times. Remove running statistics, or put the field's module into eval mode"
                 )
 
         return field, check_unchanged

@@ -1,4 +1,4 @@
-"""How hard dynamics are to solve, integrated along the solution."""
+"""Energies of dynamics, which measure how hard they are to solve."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ ENERGIES = ("kinetic", "r2")
 def with_energies(
     field: Callable[[Tensor, Tensor, Any], Tensor], names: list[str], event_dim: int, h0: Tensor
 ) -> tuple[Callable[[Tensor, Tensor, Any], Tensor], Tensor, Callable]:
-    r"""The field, with the energies of each input among its state.
+    r"""A field whose state includes the energies of each input.
 
-    ``"kinetic"`` is :math:`\int |h'|^2 dt` (Finlay et al. 2020), ``"r2"`` is
-    :math:`\int |h''|^2 dt`, the :math:`R_2` of Kelly et al. (2020); squares are means over the
-    entries of one input. The weights being a rough path, h'' is taken with them held fixed.
+    ``"kinetic"`` is :math:`\int |h'|^2 dt` (Finlay et al. 2020), and ``"r2"`` is
+    :math:`\int |h''|^2 dt`, the :math:`R_2` of Kelly et al. (2020). Squares are means over the
+    entries of one input. The path of the weights is rough, so h'' is taken with fixed weights.
 
     :param event_dim: How many of the last dimensions are one input.
     :param h0: The state at the start.
-    :returns: Field and start of flattened inputs with one more entry for each name; and what
-        takes their solution apart, into h and a tensor of energies, the last dimension theirs.
+    :returns: The field and the start, for flattened inputs with one more entry for each name; and a
+        function that splits their solution into h and a tensor of energies of shape ``(...,
+        names)``.
     """
     shape, n = h0.shape, len(names)
     rows = shape[: len(shape) - event_dim]
@@ -49,6 +50,6 @@ def with_energies(
 
 def _acceleration(field: Callable, t: Tensor, h: Tensor, w: Any, f: Tensor) -> Tensor:
     """df/dt along the solution: the derivative of the field in the direction (1, f)."""
-    with warnings.catch_warnings():  # torch's own, once, about what its jvp is made of
+    with warnings.catch_warnings():  # torch's jvp warns of its own implementation
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.func.jvp(lambda t, h: field(t, h, w), (t, h), (torch.ones_like(t), f))[1]

@@ -18,18 +18,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ConvField(nn.Module):
-    """The convolutional field of Xu et al. (2022): convolution, strided convolution, transposed
-    convolution, convolution, all of them time-conditional, with a smooth activation between.
+    """The convolutional vector field of Xu et al. (2022).
 
-    Any height and width come back as they were.
+    It consists of a convolution, a strided convolution, a transposed convolution and a convolution,
+    all of them time-conditional, with a smooth activation between them. It keeps any height and
+    width.
 
     Example::
 
         >>> ConvField(3)(torch.tensor(0.5), torch.zeros(2, 3, 7, 7)).shape
         torch.Size([2, 3, 7, 7])
 
-    :param channels: Channels of h, those of an augmentation included.
-    :param hidden: Channels inside.
+    :param channels: Channels of h, including those of an augmentation.
+    :param hidden: Channels of the hidden layers.
     :param activation: ``"tanh"`` or ``"softplus"``.
     """
 
@@ -46,6 +47,12 @@ class ConvField(nn.Module):
         self.last = ConcatConv2d(hidden, channels, 3, padding=1)
 
     def forward(self, t: Tensor | float, h: Tensor) -> Tensor:
+        """The field at a time and a batch of states.
+
+        :param t: The time.
+        :param h: States of shape ``(..., channels, height, width)``.
+        :returns: A tensor of the shape of ``h``.
+        """
         act, size = ACTIVATIONS[self.activation], h.shape[-2:]
         h = act(self.first(t, h))
         h = act(self.down(t, h))

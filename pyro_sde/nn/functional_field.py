@@ -1,4 +1,4 @@
-"""A module taken apart: its weights as one vector, and the function that is left."""
+"""A module as a function of its weights, which are one vector."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["FunctionalField"]
 
 
 class FunctionalField(nn.Module):
-    """``field`` without its weights: a function of (t, h, w), w all its parameters as one vector.
+    """A module as a function of (t, h, w), where the vector w holds all its parameters.
 
-    The field that was given is left as it was. Parameters that need no gradient stay constants;
-    parameters shared by several layers occur once.
+    The module itself is not changed. Parameters that need no gradient stay constants. Parameters
+    that several layers share occur once.
 
     :param field: A module called as ``field(t, h)`` or ``field(h)``.
     """
@@ -34,7 +34,7 @@ class FunctionalField(nn.Module):
         self.shapes: list[torch.Size] = []
         self._take_apart()
         if not self.shapes:
-            raise ValueError("field has no parameters that need a gradient: nothing to infer")
+            raise ValueError("field has no parameters that need a gradient, and so no weights")
         self.sizes = [shape.numel() for shape in self.shapes]
         self.dim = sum(self.sizes)
         convolutions = [m for m in field.modules() if isinstance(m, nn.modules.conv._ConvNd)]
@@ -56,7 +56,7 @@ class FunctionalField(nn.Module):
                     self._initial.append(p.detach().clone())
                     self._fan_in.append(fan_in)
                 self.names[slots[id(p)]].append(f"{prefix}.{name}" if prefix else name)
-        # Not field.buffers(), which goes through all names in every pass.
+        # Not field.buffers(), which visits all names in every pass.
         self._all_modules = list(self.field.modules())
         self._places: list[list[tuple[nn.Module, str]]] = []
         for names, p in zip(self.names, self._initial, strict=True):
@@ -65,13 +65,13 @@ class FunctionalField(nn.Module):
                 owner, _, name = full.rpartition(".")
                 module = self.field.get_submodule(owner)
                 del module._parameters[name]
-                # A call puts the weights in the place of this buffer.
+                # A call replaces this buffer by the weights.
                 module.register_buffer(name, p.new_empty(0), persistent=False)
                 places.append((module, name))
             self._places.append(places)
 
     def take_initial(self) -> tuple[Tensor, Tensor]:
-        """The weights as the module had them, and 1 / sqrt(fan in) of the layer of each."""
+        """The initial weights of the module, and 1 / sqrt(fan in) of each weight's layer."""
         start = torch.cat([p.flatten() for p in self._initial])
         scale = torch.cat(
             [
@@ -83,12 +83,12 @@ class FunctionalField(nn.Module):
         return start, scale
 
     def unflatten(self, w: Tensor) -> list[Tensor]:
-        """The parameters of their own shapes, from vectors of shape ``(..., D)``."""
+        """The parameters in their own shapes, from vectors of shape ``(..., D)``."""
         parts, lead = w.split_with_sizes(self.sizes, -1), w.shape[:-1]
         return [p.reshape(lead + shape) for p, shape in zip(parts, self.shapes, strict=True)]
 
     def forward(self, t: Tensor, h: Tensor, w: Tensor) -> Tensor:
-        # What torch.func.functional_call does, which looks all names up anew every time.
+        # As torch.func.functional_call does, but without looking up all names every time.
         before = []
         try:
             for places, p in zip(self._places, self.unflatten(w), strict=True):
@@ -101,7 +101,7 @@ class FunctionalField(nn.Module):
                 buffers[name] = empty
 
     def call_purely(self, t: Tensor, h: Tensor, w: Tensor) -> Tensor:
-        """The same in a way that torch.compile can follow."""
+        """The same as calling the module, in a form that torch.compile can follow."""
         weights = {
             name: p
             for names, p in zip(self.names, self.unflatten(w), strict=True)
@@ -125,7 +125,7 @@ class FunctionalField(nn.Module):
 
 
 def _fan_in(module: nn.Module) -> int:
-    """How many inputs one output of the layer sums over."""
+    """The number of inputs that one output of the layer sums over."""
     weight: Any = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         return 1

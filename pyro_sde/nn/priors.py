@@ -1,4 +1,4 @@
-"""Drift and diffusion of a prior that is learned."""
+"""Neural drifts and diffusions, for priors that are learned."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["NeuralDiffusion", "NeuralDrift"]
 
 
 class NeuralDrift(nn.Module):
-    r"""A drift :math:`f(z)`, or :math:`f(t, z)`, that is a small network with smooth units.
+    r"""A drift :math:`f(z)`, or :math:`f(t, z)`, that is a small network with smooth activations.
 
-    As the drift of an :class:`~pyro_sde.distributions.SDEPath` in a model it is learned with the
-    guide, whose own process begins as that of the model: see :class:`~pyro_sde.AutoSDE`.
+    As the drift of an :class:`~pyro_sde.distributions.SDEPath` in a model it is learned together
+    with the guide, whose process begins as the process of the model: see
+    :class:`~pyro_sde.AutoSDE`.
 
     Example::
 
@@ -31,7 +32,7 @@ class NeuralDrift(nn.Module):
     :param dim: D, the dimension of the state.
     :param hidden: Widths of the hidden layers.
     :param time: Whether the drift depends on time, too.
-    :param activation: The class of the units.
+    :param activation: The class of the activations.
     """
 
     def __init__(
@@ -53,12 +54,23 @@ class NeuralDrift(nn.Module):
         self.net = nn.Sequential(*layers, nn.Linear(sizes[-1], dim))
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        """The drift at times and states.
+
+        :param t: Times, which broadcast against ``z[..., :1]``.
+        :param z: States of shape ``(..., dim)``.
+        :returns: A tensor of the shape of ``z``.
+        """
         if self.time:
             z = torch.cat([z, t.expand(*z.shape[:-1], 1)], -1)
         return self.net(z)
 
     def on_grid(self, t: Tensor) -> GridNetwork | None:
-        """The drift on the grid ``t``; None where it is more than its layers."""
+        """The drift on a whole grid, with all that depends on time computed ahead.
+
+        :param t: The times of the steps, time first.
+        :returns: The drift as one network per step. None for other activations, for a subclass with
+            a ``forward`` of its own, and with hooks: paths then call the module at every step.
+        """
         layers: list[Any] = list(self.net)
         linear, activations = layers[::2], layers[1::2]
         kinds = {type(a) for a in activations}
@@ -88,10 +100,10 @@ class NeuralDrift(nn.Module):
 
 
 class NeuralDiffusion(nn.Module):
-    r"""A positive diffusion :math:`g_d(z_d)`, a small network of its own for each dimension.
+    r"""A positive diffusion :math:`g_d(z_d)` with a small network for each dimension.
 
-    Each is a function of its own coordinate, so that the noise is diagonal and Itô's and
-    Stratonovich's equations differ by a drift alone. Before training it is ``scale`` everywhere.
+    Each network reads its own coordinate alone, so the noise is diagonal and the equations of Itô
+    and Stratonovich differ only by a drift. Before training the diffusion is ``scale`` everywhere.
 
     Example::
 
@@ -100,9 +112,9 @@ class NeuralDiffusion(nn.Module):
         tensor([0.5000, 0.5000, 0.5000], grad_fn=<AddBackward0>)
 
     :param dim: D, the dimension of the state.
-    :param hidden: The width of each network; 0 for constants that are learned.
+    :param hidden: The width of each network; 0 for learned constants.
     :param scale: The diffusion before training.
-    :param floor: What it stays above; a diffusion that reaches zero makes the KL explode.
+    :param floor: A lower bound; a diffusion that reaches zero makes the KL explode.
     """
 
     def __init__(
@@ -121,6 +133,12 @@ class NeuralDiffusion(nn.Module):
         self.bias = nn.Parameter(torch.full((dim,), math.log(math.expm1(scale - floor))))
 
     def forward(self, t: Tensor, z: Tensor) -> Tensor:
+        """The diffusion at times and states.
+
+        :param t: Times, which do not matter.
+        :param z: States of shape ``(..., dim)``.
+        :returns: A positive tensor that broadcasts to the shape of ``z``.
+        """
         out: Tensor = self.bias
         if self.hidden:
             h = torch.tanh(torch.addcmul(self.shift, z.unsqueeze(-1), self.slope))
@@ -128,7 +146,11 @@ class NeuralDiffusion(nn.Module):
         return nn.functional.softplus(out) + self.floor
 
     def without_state(self, t: Tensor) -> Tensor | None:
-        """The diffusion at times ``t``; None if it depends on the state."""
+        """The diffusion at given times, where it does not depend on the state.
+
+        :param t: Times, time first.
+        :returns: A positive tensor; None if the diffusion depends on the state.
+        """
         overridden = type(self).forward is not NeuralDiffusion.forward
         if self.hidden or overridden or has_hooks(self):
             return None

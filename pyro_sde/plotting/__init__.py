@@ -1,4 +1,4 @@
-"""Figures of paths, forecasts, calibration and training, by matplotlib."""
+"""Figures of paths, forecasts, calibration and training, with matplotlib."""
 
 from .paths import plot_band, plot_forecast, plot_paths, plot_prior_posterior
 from .reliability import plot_reliability

@@ -1,4 +1,4 @@
-"""One curve out of many series and states, as arrays."""
+"""Selection of one series and one state, as arrays."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def chosen(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Increasing times of shape ``(T,)`` and values ``(samples, T)`` of one series and state.
 
-    A single state stands for any, and a single series too: ``Predictive(parallel=True)`` leaves
-    dimensions of size 1 where there are no series.
+    With a single state ``dim`` is ignored, and with a single series ``series``, because
+    ``Predictive(parallel=True)`` leaves dimensions of size 1 where there are no series.
     """
     times, paths = plain(times), plain(paths)
     T = times.shape[-1] if times.dim() else 0
@@ -50,8 +50,8 @@ def chosen(
             i is not None and -n <= i < n for i, n in zip(index, batch, strict=True)
         ):
             raise ValueError(
-                f"{name} has series of shape {tuple(batch)}: choose one by series=, a number or "
-                f"as many as there are dimensions, found {series}"
+                f"{name} has series of shape {tuple(batch)}: choose one by series=, with a number "
+                f"for each dimension, found {series}"
             )
         paths, times = paths[(slice(None),) + index], times[index]
     t, order = times.sort(stable=True)
@@ -64,7 +64,7 @@ def chosen_data(
     series: int | tuple[int, ...] | None,
     name: str = "data",
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Times and values of shape ``(n,)`` of one series and state, without what is missing."""
+    """Times and values of shape ``(n,)`` of one series and state, without missing values."""
     if data is None:
         return None
     if len(data) not in (2, 3):
@@ -82,5 +82,5 @@ def chosen_data(
 
 
 def plain(values: Any) -> Tensor:
-    """In main memory, in double precision, out of any graph."""
+    """``values`` on the CPU, in float64, without a graph."""
     return torch.as_tensor(values).detach().cpu().double()

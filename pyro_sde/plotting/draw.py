@@ -1,4 +1,4 @@
-"""The marks that figures of paths are made of."""
+"""The elements of figures of paths: lines, bands and points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def draw_band(
     median: bool = True,
 ) -> None:
     for i, level in enumerate(sorted(levels, reverse=True)):  # the widest at the back
-        # The quantiles of metrics.interval, so that a figure and a coverage speak of one band.
+        # The quantiles of metrics.interval, so that figures and coverages show the same intervals.
         low, high = np.quantile(x, [0.5 - level / 2, 0.5 + level / 2], axis=0, method="weibull")
         name = label and f"{label}, {100 * level:g} %"
         ax.fill_between(t, low, high, color=color, alpha=0.25 + 0.1 * i, lw=0, label=name)

@@ -1,4 +1,4 @@
-"""Sampled paths, bands of quantiles around them, and the data."""
+"""Figures of sampled paths, bands of quantiles, forecasts and data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plot_paths(
     label: str | None = "paths",
     ax: Any = None,
 ) -> Any:
-    """Sampled paths as thin lines.
+    """Draw sampled paths as thin lines.
 
     Example::
 
@@ -49,12 +49,12 @@ def plot_paths(
     :param dim: Which of the D states to draw, if there are several.
     :param series: Which series to draw, if there are several: a number, or a tuple of one for
         each batch dimension.
-    :param max_paths: Draw the first so many of the samples.
-    :param data: What was observed: ``(times, values)``, or ``(times, values, mask)`` as
+    :param max_paths: The number of samples to draw, from the first one on.
+    :param data: The observations: ``(times, values)``, or ``(times, values, mask)`` as
         :func:`~pyro_sde.pad_series` gives it; NaN is left out.
     :param color: The colour of the paths.
     :param label: The name of the paths in the legend; None for no entry.
-    :param ax: Where to draw, by default a new figure.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     t, x = chosen(times, paths, dim, series)
@@ -78,10 +78,10 @@ def plot_band(
     label: str | None = "posterior",
     ax: Any = None,
 ) -> Any:
-    """Central intervals of the samples at each time as bands, their median, and the data.
+    """Draw central intervals of the samples at each time as bands, the median, and the data.
 
-    The ends of a band are those of :func:`~pyro_sde.metrics.interval`, and with too few samples
-    for them the smallest and the largest.
+    The ends of a band are those of :func:`~pyro_sde.metrics.interval`, or the smallest and the
+    largest sample where there are too few samples for that.
 
     Example::
 
@@ -104,12 +104,12 @@ def plot_band(
     :param dim: Which of the D states to draw, if there are several.
     :param series: Which series to draw, if there are several: a number, or a tuple of one for
         each batch dimension.
-    :param data: What was observed: ``(times, values)``, or ``(times, values, mask)`` as
+    :param data: The observations: ``(times, values)``, or ``(times, values, mask)`` as
         :func:`~pyro_sde.pad_series` gives it; NaN is left out.
-    :param median: Whether to draw it.
+    :param median: Whether to draw the median.
     :param color: The colour of bands and median.
-    :param label: What the samples are, in the legend; None for no entries.
-    :param ax: Where to draw, by default a new figure.
+    :param label: The name of the samples in the legend; None for no entries.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     t, x = chosen(times, paths, dim, series)
@@ -133,7 +133,7 @@ def plot_prior_posterior(
     data: Sequence[Any] | None = None,
     ax: Any = None,
 ) -> Any:
-    """What was believed before the data in grey, and after them in colour: bands and some paths.
+    """Draw prior (in grey) and posterior (in colour), each as a band and some paths.
 
     Example::
 
@@ -152,15 +152,15 @@ def plot_prior_posterior(
     :param times: The grid of both, of shape ``(T,)`` or ``(series, T)``.
     :param prior: Samples of the prior, of shape ``(samples, T)``, ``(samples, T, D)`` or
         ``(samples, series, T, D)``.
-    :param posterior: Samples of the posterior, of such a shape.
+    :param posterior: Samples of the posterior, in a shape of this kind.
     :param level: The probability of the bands.
-    :param max_paths: Draw the first so many of the samples of each.
+    :param max_paths: The number of samples of each to draw as paths, from the first one on.
     :param dim: Which of the D states to draw, if there are several.
     :param series: Which series to draw, if there are several: a number, or a tuple of one for
         each batch dimension.
-    :param data: What was observed: ``(times, values)``, or ``(times, values, mask)``; NaN is left
+    :param data: The observations: ``(times, values)``, or ``(times, values, mask)``; NaN is left
         out.
-    :param ax: Where to draw, by default a new figure.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     before = chosen(times, prior, dim, series, "prior")
@@ -187,7 +187,7 @@ def plot_forecast(
     label: str | None = "forecast",
     ax: Any = None,
 ) -> Any:
-    """A forecast as bands, beside the data it was made from and those it has not seen.
+    """Draw a forecast as bands, with the data that it was made from and with held-out data.
 
     Example::
 
@@ -201,15 +201,16 @@ def plot_forecast(
         ['forecast, 90 %', 'forecast, 50 %', 'forecast, median', 'data']
         >>> plt.close(ax.figure)
 
-    :param forecast: What :func:`pyro_sde.forecast` returned.
+    :param forecast: The result of :func:`pyro_sde.forecast`.
     :param levels: The probabilities of the intervals, each between 0 and 1.
-    :param data: What was known: ``(times, values)``, or ``(times, values, mask)``; NaN is left out.
-    :param held_out: What happened then, in the same form.
+    :param data: The data that the forecast was made from: ``(times, values)``, or ``(times, values,
+        mask)``; NaN is left out.
+    :param held_out: Data that the forecast has not seen, in the same form.
     :param dim: Which of the D observed numbers to draw, if there are several.
     :param series: Which series to draw, if there are several.
     :param color: The colour of the bands.
-    :param label: What the samples are, in the legend; None for no entries.
-    :param ax: Where to draw, by default a new figure.
+    :param label: The name of the forecast in the legend; None for no entries.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     t, x = chosen(forecast.times, forecast.samples, dim, series, "forecast.samples")

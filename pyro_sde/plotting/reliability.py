@@ -1,4 +1,4 @@
-"""Calibration of a classifier: how often it is right, against how often it says so."""
+"""The reliability diagram, a figure of the calibration of a classifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .style import ACCENT, INK, MUTED, POSTERIOR, finish, new_axes
 
 __all__ = ["plot_reliability"]
 
-STRIP = 1.05, 0.17  # of the counts: its foot above accuracies of 1, its height
+STRIP = 1.05, 0.17  # the strip of counts: its lower edge, above accuracies of 1, and its height
 
 
 def plot_reliability(
@@ -24,10 +24,11 @@ def plot_reliability(
     color: Any = POSTERIOR,
     ax: Any = None,
 ) -> Any:
-    """The reliability diagram: accuracy in each bin of confidence, and the gap between them.
+    """Draw a reliability diagram: the accuracy in each bin of confidence, and its gap to the
+    confidence.
 
-    The strip on top shows how many predictions each bin has, the fullest one at full height. The
-    expected calibration error is in the legend: see :func:`~pyro_sde.metrics.ece`.
+    The strip on top shows how many predictions each bin has, relative to the fullest bin. The
+    legend has the expected calibration error: see :func:`~pyro_sde.metrics.ece`.
 
     Example::
 
@@ -41,20 +42,20 @@ def plot_reliability(
         ['perfect', 'accuracy', 'gap (ECE 0.250)', 'count (of 2)']
         >>> plt.close(ax.figure)
 
-    :param curve: What :func:`~pyro_sde.metrics.reliability_curve` returned; or probabilities of
+    :param curve: The result of :func:`~pyro_sde.metrics.reliability_curve`; or probabilities of
         shape ``(n, classes)`` or ``(samples, n, classes)``.
-    :param labels: The right classes, of shape ``(n,)``, if probabilities were given.
-    :param bins: Number of equal bins of [0, 1], if probabilities were given.
+    :param labels: The correct classes, of shape ``(n,)``, if ``curve`` holds probabilities.
+    :param bins: Number of equal bins of [0, 1], if ``curve`` holds probabilities.
     :param color: The colour of the bars.
-    :param ax: Where to draw, by default a new figure.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     if not isinstance(curve, ReliabilityCurve):
         if labels is None:
-            raise ValueError("labels is missing: pass the right classes beside the probabilities")
+            raise ValueError("labels is missing: pass the correct classes with the probabilities")
         curve = reliability_curve(curve, labels, bins)
     elif labels is not None:
-        raise ValueError("labels go with probabilities: a ReliabilityCurve has counted them")
+        raise ValueError("labels belong to probabilities: leave them out for a ReliabilityCurve")
     confidence, accuracy, count = (plain(part).numpy() for part in curve)
     n, full = count.sum(), count > 0
     if not n:

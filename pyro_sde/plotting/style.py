@@ -1,4 +1,4 @@
-"""What all figures share: axes, colours, a place for the legend."""
+"""The style of all figures: axes, colours, and the position of the legend."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["ACCENT", "INK", "MUTED", "PALETTE", "POSTERIOR", "finish", "new_axes
 
 INK, POSTERIOR, ACCENT, MUTED = "#222222", "#2f6db3", "#d1495b", "#8a8a8a"
 PALETTE = (POSTERIOR, "#d9822b", "#3a7d44", "#8e6c8a", "#a0522d", "#17829c")
-FONT = 8.0  # of the legend, in points
+FONT = 8.0  # size of the legend's font, in points
 
 
 def new_axes(ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
-    """``ax``, or that of a new figure."""
+    """``ax``, or the Axes of a new figure."""
     if ax is not None:
         return ax
     try:
@@ -25,7 +25,7 @@ def new_axes(ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
 
 
 def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
-    """Labels where there are none yet, and a legend above the axes, where no curve can be."""
+    """Add labels where there are none, and a legend above the axes, where it hides no curve."""
     if not ax.get_xlabel():
         ax.set_xlabel(xlabel)
     if not ax.get_ylabel():
@@ -47,8 +47,9 @@ def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
 
 
 def _columns(labels: list[str], room: float) -> int:
-    """As many columns as fit into so many points, at half the font's size a letter and 4.2 times
-    its size for handle and spaces. A legend that is too wide makes a layout shrink the axes."""
+    """The number of columns that fit into ``room`` points, where a letter takes half the font's
+    size, and handle and spaces 4.2 times that size. A legend that is too wide would make the
+    layout shrink the axes."""
     for n in range(len(labels), 1, -1):
         widest = [max(map(len, part)) for part in np.array_split(labels, n)]
         if FONT * sum(4.2 + 0.5 * letters for letters in widest) < room:

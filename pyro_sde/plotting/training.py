@@ -1,4 +1,4 @@
-"""The course of a training run: the ELBO, its parts, the rate of learning."""
+"""Figures of a training run: the ELBO, its parts and the learning rate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LIKELIHOOD = "#d9822b"
 
 
 def plot_training(history: Any, *, smooth: int = 1, rate: bool = False, ax: Any = None) -> Any:
-    """The ELBO and the log likelihood along a training run; what lies between them is the KL.
+    """Draw the ELBO and the log likelihood of a training run. The distance between them is the KL.
 
-    The first tenth of the steps may leave the axes at the bottom: it is so far from the rest that
-    nothing else would be seen. Its curve is complete: ``ax.autoscale()`` shows it.
+    The limits of the axes ignore the first tenth of the steps, whose values are far below all
+    others. ``ax.autoscale()`` shows the whole curve.
 
     Example::
 
@@ -30,12 +30,12 @@ def plot_training(history: Any, *, smooth: int = 1, rate: bool = False, ax: Any 
         {'log likelihood': [-6.0, -3.0, -2.5], 'ELBO': [-9.0, -5.0, -4.0], 'validation': [-4.5]}
         >>> plt.close(ax.figure)
 
-    :param history: An object with lists as attributes, or a dict of them: ``step`` and ``elbo``;
-        and, where known, ``log_likelihood``, ``lr`` and ``validation`` (of pairs of a step and an
-        ELBO).
-    :param smooth: Draw means over so many steps, the single steps faint behind them.
-    :param rate: Whether to draw the learning rate, on an axis of its own at the right.
-    :param ax: Where to draw, by default a new figure.
+    :param history: A :class:`~pyro_sde.History`, another object with lists as attributes, or a dict
+        of lists: ``step`` and ``elbo``; and, where known, ``log_likelihood``, ``lr`` and
+        ``validation`` (pairs of a step and an ELBO).
+    :param smooth: The number of steps to average over; single steps are drawn faintly.
+    :param rate: Whether to draw the learning rate, on a second axis at the right.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     step, elbo = _part(history, "step"), _part(history, "elbo")
@@ -75,7 +75,7 @@ def plot_training(history: Any, *, smooth: int = 1, rate: bool = False, ax: Any 
 
 
 def plot_kl(history: Any, *, smooth: int = 1, ax: Any = None) -> Any:
-    """The KL along a training run, in all and by site, on a logarithmic axis.
+    """Draw the KL of a training run, in total and by site, on a logarithmic axis.
 
     Example::
 
@@ -87,10 +87,11 @@ def plot_kl(history: Any, *, smooth: int = 1, ax: Any = None) -> Any:
         {'KL': [3.0, 2.0], 'z': [2.5, 1.5], 'scale': [0.5, 0.5]}
         >>> plt.close(ax.figure)
 
-    :param history: An object with attributes, or a dict: lists ``step`` and ``kl``; and, where
-        known, ``kl_by_site``, a dict of lists. An estimate that is not positive leaves a gap.
-    :param smooth: Draw means over so many steps, the single steps faint behind them.
-    :param ax: Where to draw, by default a new figure.
+    :param history: A :class:`~pyro_sde.History`, another object with such attributes, or a dict:
+        lists ``step`` and ``kl``; and, where known, ``kl_by_site``, a dict of lists. Estimates that
+        are not positive leave a gap.
+    :param smooth: The number of steps to average over; single steps are drawn faintly.
+    :param ax: The Axes to draw on, by default those of a new figure.
     :returns: The matplotlib Axes.
     """
     step, kl = _part(history, "step"), _part(history, "kl")
@@ -115,7 +116,7 @@ def _get(history: Any, name: str) -> Any:
 
 
 def _part(history: Any, name: str) -> np.ndarray:
-    """As an array; what is not known at any step, NaN or None, is empty."""
+    """A part of the history as an array; empty where it is missing, or NaN in all steps."""
     found = _get(history, name)
     values = np.asarray([] if found is None else found, float)
     return values if np.isfinite(values).any() else values[:0]
@@ -127,7 +128,7 @@ def _check_smooth(smooth: int) -> None:
 
 
 def _smooth(step: np.ndarray, values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means over windows, each at the mean of its steps; shorter runs are one window."""
+    """Means over windows, each at the mean of its steps. A shorter run is one window."""
     window = min(window, len(values))
     kernel = np.full(window, 1 / window)
     return np.convolve(step, kernel, "valid"), np.convolve(values, kernel, "valid")

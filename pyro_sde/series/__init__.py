@@ -1,4 +1,4 @@
-"""Irregular series as people have them: padded, checked, and a time grid for each."""
+"""Irregular time series: padding, checks, and a time grid for each series."""
 
 from .checks import check_series
 from .grid import series_grid

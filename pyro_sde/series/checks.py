@@ -1,4 +1,4 @@
-"""Refusing series that cannot be what was meant, by their names."""
+"""Checks of irregular time series, with errors that name the series."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_series(
     end: float | None = None,
     names: Sequence | None = None,
 ) -> None:
-    """Raise a ValueError that names the series where the data cannot be what was meant.
+    """Check irregular time series, and raise a ValueError that names the first faulty series.
 
-    That is: times that are not finite, not in order, repeated or outside of ``[start, end]``, a
-    value that is not finite, and a series without any observation. Rows that are masked as a
-    whole are padding: they are not looked at, nor are masked values.
+    A series is faulty if its times are not finite, not in order, repeated or outside of ``[start,
+    end]``, if an observed value is not finite, or if it has no observation. Rows that are masked as
+    a whole are padding: neither these nor masked values are checked.
 
     Example::
 
@@ -50,7 +50,7 @@ def check_series(
     :param mask: True where a value was observed, of shape ``(S, n, D)`` or ``(S, n)``.
     :param start: The earliest time allowed.
     :param end: The latest time allowed.
-    :param names: What to call each series in errors, its number unless given.
+    :param names: The name of each series in errors, by default its number.
     """
     times, values, mask = (torch.as_tensor(x) for x in (times, values, mask))
     rows = observed_rows(times, mask)
@@ -70,7 +70,7 @@ def check_series(
 
 
 def observed_rows(times: Tensor, mask: Tensor) -> Tensor:
-    """Where anything was observed, of shape ``(S, n)``."""
+    """True where any value of a row was observed, of shape ``(S, n)``."""
     if times.dim() != 2 or not times.is_floating_point():
         raise ValueError(
             "times must be floating point of shape (S, n), a row for each series: found "
@@ -121,7 +121,7 @@ def check_finite(times: Tensor, rows: Tensor, names: Sequence | None) -> None:
 
 
 def check_rounding(exact: Tensor, times: Tensor, lengths: Tensor, names: Sequence | None) -> None:
-    """Refuse times that their dtype rounds by a tenth of their mean distance, or more."""
+    """Refuse times whose dtype rounds them by a tenth of their mean distance, or more."""
     error = (exact - times).abs().amax(-1)
     distance = (exact[:, -1] - exact[:, 0]).abs() / (lengths - 1).clamp(min=1)
     bad = (distance > 0) & (error >= 0.1 * distance)
@@ -160,7 +160,7 @@ def check_values(values: Tensor, mask: Tensor, names: Sequence | None) -> None:
 
 
 def _first(bad: Tensor, names: Sequence | None) -> tuple[str, list[int]]:
-    """The series with the first of the bad entries, and where in it."""
+    """A name for the series of the first bad entry, and the index of that entry."""
     place = bad.nonzero()[0].tolist()
     more = int(bad.flatten(1).any(-1).sum() if bad.dim() > 1 else bad.sum()) - 1
     name = place[0] if names is None else repr(names[place[0]])

@@ -1,4 +1,4 @@
-"""A time grid for each of many series, all of one length."""
+"""Time grids of one length for many series."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ def series_grid(
     start: float | None = None,
     end: float | None = None,
 ) -> Tensor:
-    """A time grid for each series: its own times exactly, and steps of at most ``dt``.
+    """A time grid for each series, which contains its times and has steps of at most ``dt``.
 
-    All have the same number of points: where a series needs fewer, its longest steps are halved.
-    A path with these grids costs what the longest of them costs, where one grid with the times of
-    all series would grow with their number. Times are merged as in :func:`~pyro_sde.time_grid`.
-
-    Masked times are on the grid as well, so that :func:`~pyro_sde.select` finds them, unless they
-    are not finite or not within ``start`` and ``end``.
+    All grids have the same number of points: where a series needs fewer, its longest steps are
+    halved. A path on these grids costs as much as one on the longest grid, whereas a common grid
+    with the times of all series would grow with their number. Times are merged as in
+    :func:`~pyro_sde.time_grid`. Masked times are on the grid, too, so that
+    :func:`~pyro_sde.select` finds them, unless they are not finite or outside of ``[start, end]``.
 
     Example::
 
@@ -58,7 +57,8 @@ def series_grid(
 
 
 def _even_out(grids: Tensor) -> Tensor:
-    """Rows that end in infinities, cut to the longest, the rest filled by halving steps."""
+    """Grids of one length, from rows that end in infinities: cut to the longest row, and shorter
+    rows filled by halving steps."""
     T = int(torch.isfinite(grids).sum(-1).max())
     grids = grids[:, :T]
     last = grids.masked_fill(torch.isinf(grids), -torch.inf).amax(-1, keepdim=True)
@@ -69,7 +69,7 @@ def _even_out(grids: Tensor) -> Tensor:
         steps, order = steps.sort(dim=-1, descending=True, stable=True)
         left = left.gather(-1, order)
         used = (steps > 0).sum(-1, keepdim=True)
-        # Longer than half of the longest, so halved before any of the halves made here.
+        # Steps longer than half of the longest one are halved before any half made here.
         halved = (steps > steps[:, :1] / 2).sum(-1, keepdim=True).minimum(T - 1 - used)
         if not bool(halved.any()):
             return torch.cat([left, last], -1).sort(-1).values

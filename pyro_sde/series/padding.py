@@ -1,4 +1,4 @@
-"""Series of different lengths as tensors of one shape."""
+"""Padding: series of different lengths as tensors of one shape."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Series(NamedTuple):
     """
 
     times: Tensor
-    """Times of shape ``(S, n)``; the padding repeats the last one."""
+    """Times of shape ``(S, n)``; the padding repeats the last time of a series."""
     values: Tensor
-    """Values of shape ``(S, n, D)``, where nothing was observed one that was: any likelihood
-    can be evaluated there, before the mask removes it."""
+    """Values of shape ``(S, n, D)``. Missing entries hold some observed value, at which any
+    likelihood can be evaluated before the mask removes it."""
     mask: Tensor
     """True where a value was observed, of shape ``(S, n, D)``."""
 
@@ -41,6 +41,7 @@ class Series(NamedTuple):
         """Some of the series, such as the mini-batch that a subsampling plate chose.
 
         :param index: Numbers of series, a slice or a boolean mask.
+        :returns: These series, with the same padding.
         """
         return Series(*(part[index] for part in self))
 
@@ -53,10 +54,11 @@ def pad_series(
     values: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Series:
-    """Series of different lengths as three tensors; missing values (NaN, None) are masked.
+    """Pad series of different lengths to tensors of one shape, with a mask.
 
-    A row without any value is kept, masked: :func:`series_grid` has its time on the grid, which
-    is how to ask for a prediction there. The times of a series must increase.
+    Missing values (NaN, None) are masked. A row without any value is kept and masked, so
+    :func:`series_grid` puts its time on the grid: add such rows to ask for predictions at their
+    times. The times of a series must increase.
 
     Example::
 
@@ -70,13 +72,14 @@ def pad_series(
         [[0.0, 3.0], [0.0, 0.0]]
 
     :param data: A list of ``(times, values)`` of shapes ``(n,)`` and ``(n,)`` or ``(n, D)``; or a
-        long table, a row for each observation: a pandas DataFrame or anything else that gives a
-        column as ``data[name]``. Its series are numbered in the order in which they first appear,
-        that of ``table[series].unique()``.
-    :param series: The column that says which series a row belongs to.
-    :param time: The column of times, as numbers.
-    :param values: The column of values, or a list of D columns.
-    :param dtype: That of the times and values; torch's default dtype unless given.
+        long table with a row for each observation, a pandas DataFrame or anything else that gives
+        a column as ``data[name]``. Series are numbered in the order in which they first appear,
+        as in ``table[series].unique()``.
+    :param series: The name of the column that says which series a row belongs to.
+    :param time: The name of the column of times, as numbers.
+    :param values: The name of the column of values, or a list of D names.
+    :param dtype: The dtype of times and values, by default torch's default dtype.
+    :returns: A :class:`Series` of times ``(S, n)``, values ``(S, n, D)`` and mask ``(S, n, D)``.
     """
     dtype = dtype or torch.get_default_dtype()
     names: list | None = None
@@ -105,11 +108,11 @@ def pad_series(
 
 
 def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
-    """Values that any likelihood can be evaluated at, and where they were observed.
+    """Replace missing values, and return the mask of those that were observed.
 
-    A NaN in the place of a value that a mask removes would still be a NaN in the gradient. So
-    what is missing (NaN, or masked) becomes one that was observed in that dimension, which is in
-    the support of its likelihood. In a model::
+    A NaN under a mask would still make the gradient NaN. So each missing value (NaN or masked) is
+    replaced by a value that was observed in the same dimension, which is in the support of the
+    likelihood. In a model::
 
         values, mask = fill_missing(values, mask)
         pyro.sample("y", dist.Normal(mean, 0.1).mask(mask).to_event(2), obs=values)
@@ -121,8 +124,8 @@ def fill_missing(values: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
         >>> values.flatten(), mask.flatten()
         (tensor([1., 1., 3.]), tensor([ True, False,  True]))
 
-    :param values: Values of shape ``(..., n, D)``; or None, which stays None, as does a mask.
-        Without values and mask the mask is True: what such a model draws is all there.
+    :param values: Values of shape ``(..., n, D)``. None, for a model that draws values, is returned
+        as it is, with ``mask``, or with True where there is no mask.
     :param mask: True where a value was observed, of shape ``(..., n, D)`` or ``(..., n)``.
     :returns: Values without NaN, and a mask of their shape.
     """
@@ -213,7 +216,7 @@ def _numbers(data: Any, what: str, dtype: torch.dtype) -> Tensor:
             "unit, as in (dates - dates.min()) / numpy.timedelta64(1, 'D')"
         )
     try:
-        # A second look at the data itself: a column with gaps knows how to become NaN.
+        # From the data itself, not from array: a column with gaps knows how to become NaN.
         return torch.from_numpy(np.array(data, dtype=np.float64)).to(dtype)
     except (TypeError, ValueError) as e:
         raise ValueError(f"{what} must be numbers: {e}") from e

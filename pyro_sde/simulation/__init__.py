@@ -1,4 +1,4 @@
-"""How a path is drawn. A law says what a process is, a simulator how a path of it is computed."""
+"""How a path is drawn: a law says what a process is, and a simulator computes its paths."""
 
 from .adaptive import Adaptive
 from .base import register

@@ -1,4 +1,4 @@
-"""An error tolerance in the place of a grid: for prediction, on a Brownian path that is refined."""
+"""Adaptive steps with an error tolerance, for prediction, on a Brownian path that is refined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Solve", "current_tolerance", "tolerance"]
 
 @dataclass
 class Solve:
-    """What one solution cost.
+    """The cost of one solution.
 
     Example::
 
@@ -31,33 +31,33 @@ class Solve:
     """
 
     kind: str
-    """``"path"``, drawn by itself, or ``"block"``, with the hidden units of a block."""
+    """``"path"`` for a path alone, or ``"block"`` for weights and hidden units of a block."""
     evaluations: int = 0
-    """Of the field, for a block; of drift or control, for a path alone."""
+    """Evaluations of the field of a block, or of the drift or control of a path."""
     steps: int = 0
-    """Those that were taken."""
+    """The number of accepted steps."""
     rejected: int = 0
-    """Those whose error was too large."""
+    """The number of steps whose error was too large."""
     shortest: float = float("inf")
-    """The shortest step."""
+    """The length of the shortest step."""
     last: float = field(default=float("inf"), repr=False)
-    """The step taken last."""
+    """The length of the last step."""
 
 
 class tolerance:
-    """Inside, paths and blocks are solved with error control in the place of their grid.
+    """A context in which paths and blocks are solved with adaptive steps instead of their grid.
 
-    Each path that is drawn is a Brownian path which can be refined without end, and the solution
-    along it; a block (:class:`~pyro_sde.nn.SDEBlock`) solves its weights and hidden units
-    together. A seed fixes the Brownian path whatever the tolerance: tightening it converges path
-    by path. The error of a step, by which the solution in one step and in two halves differ, is
-    kept below ``atol + rtol * |state|`` times the root of the step's share of the whole time, in
-    the root mean square over the state.
+    Each draw of a path is driven by a Brownian path that can be refined without limit. A block
+    (:class:`~pyro_sde.nn.SDEBlock`) solves its weights and hidden units together. The seed fixes
+    the Brownian path for all tolerances, so each path converges as the tolerance decreases. The
+    error of a step is the difference between one step and two half steps. Its root mean square
+    over the state is kept below ``atol + rtol * |state|``, times the square root of the step's
+    share of the whole time.
 
-    A posterior with contraction shrinks the noise of the steps of its grid. Here its control and
-    contraction, evaluated at the times of the grid, move the noise of the interval that follows,
-    and in between it is a Brownian bridge: given its states at the observations, which are on the
-    grid, the exact posterior moves as the prior does.
+    For a posterior with contraction, control and contraction are evaluated at the times of the
+    grid, and change the noise of the interval that follows. Inside of the interval the noise is a
+    Brownian bridge: given the states at the observations, which are on the grid, the exact
+    posterior moves as the prior does.
 
     Example::
 
@@ -74,8 +74,7 @@ class tolerance:
 
     :param rtol: Relative tolerance.
     :param atol: Absolute tolerance; by default a tenth of ``rtol``.
-    :param max_evaluations: The bound on the evaluations of one solution, which is an error when
-        it is reached.
+    :param max_evaluations: The most evaluations of one solution; more are an error.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class tolerance:
 
     @property
     def evaluations(self) -> int:
-        """In all solutions so far."""
+        """The evaluations of all solutions so far."""
         return sum(s.evaluations for s in self.solves)
 
     def __enter__(self) -> Self:
@@ -109,10 +108,18 @@ class tolerance:
             self._refined.clear()
 
     def remember(self, refined: Any) -> None:
+        """Keep how a path was drawn, for :meth:`find`.
+
+        :param refined: The path with its Brownian path.
+        """
         self._refined.append(refined)
 
     def find(self, value: Tensor) -> Any:
-        """How the path ``value`` was drawn; it is known by its states."""
+        """How a path was drawn inside of this context.
+
+        :param value: The states of the path.
+        :returns: The path with its Brownian path; None if it was not drawn here.
+        """
         for refined in reversed(self._refined):
             if refined.value is value or (
                 refined.value.numel() == value.numel()

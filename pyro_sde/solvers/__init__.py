@@ -1,4 +1,4 @@
-"""Solving equations along a path that has been drawn."""
+"""Solvers of random ordinary differential equations along a path."""
 
 from .._errors import SolutionError
 from .integrate import METHODS, evaluations, integrate

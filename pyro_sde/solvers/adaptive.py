@@ -1,4 +1,4 @@
-"""A path and a random ODE along it, solved together with error control."""
+"""A path and a random ODE along it, solved together with adaptive steps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["integrate_adaptively"]
 def integrate_adaptively(
     field: Callable[[Tensor, Tensor, Any], Tensor], h0: Tensor, path: Tensor, tol: tolerance
 ) -> Tensor:
-    r"""The solution at the path's last time of :math:`dh/dt = \mathrm{field}(t, h, w_t)` and of
-    the SDE of w, with common steps: Heun's for h, those of w's own law for w.
+    r"""Solve :math:`dh/dt = \mathrm{field}(t, h, w_t)` and the SDE of w with common steps: those of
+    Heun's method for h, and those of w's law for w.
 
-    :param path: A path that was drawn inside of ``tol``; by its states its law and its noise are
-        found again.
+    :param path: A path that was drawn inside of ``tol``, which finds its law and its noise.
+    :returns: h at the path's last time.
     """
     refined = tol.find(path)
     if refined is None:
         raise ValueError(
-            f"the weights, of shape {tuple(path.shape)}, were not drawn inside of this {tol}: what "
-            "they do between the times of their grid is not known. Call guide or model inside of "
-            "it, with the same `with` block for the draw and for the prediction"
+            f"the weights, of shape {tuple(path.shape)}, were not drawn inside of this {tol}, so "
+            "they are not known between the times of their grid. Draw the weights and predict "
+            "inside of the same `with` block"
         )
     shape = path.shape[:-2] + path.shape[-1:]
     advance = step_function(refined)
@@ -41,7 +41,7 @@ def integrate_adaptively(
         return field(time_at(times, at), h, w.reshape(shape))
 
     def slope(at: float, h: Tensor, w: Tensor) -> Tensor:
-        """At the start of a step, which its first half and its first quarter share."""
+        """dh/dt at the start of a step, which the whole step and its first half share."""
         for known, k in slopes:
             if known is h:
                 return k

@@ -54,11 +54,11 @@ _STEPS: dict[str, tuple[Step, int]] = {
     "midpoint": (_midpoint, 2),
     "rk4": (_rk4, 4),
 }
-"""The steps by name, and how often each evaluates the field."""
+"""The steps by name, and the evaluations of the field in one step."""
 
 REVERSIBLE = "reversible_heun"
 METHODS = (*_STEPS, REVERSIBLE)
-"""The names of the methods that :func:`integrate` has."""
+"""The names of the methods of :func:`integrate`."""
 
 
 def check_method(method: str, memory: str = "graph", compile: bool = False) -> None:
@@ -75,13 +75,13 @@ def check_method(method: str, memory: str = "graph", compile: bool = False) -> N
     ):
         raise ValueError(
             f'memory="reversible" needs a method that can be run backwards: found {method!r}; use '
-            f'method="{REVERSIBLE}", of second order at one evaluation a step, or '
+            f'method="{REVERSIBLE}", of second order with one evaluation per step, or '
             'memory="recompute"'
         )
 
 
 def evaluations(method: str, steps: int) -> int:
-    """How often ``method`` evaluates the field in so many steps.
+    """How often ``method`` evaluates the field in a number of steps.
 
     Example::
 
@@ -89,7 +89,8 @@ def evaluations(method: str, steps: int) -> int:
         {'euler': 20, 'heun': 40, 'midpoint': 40, 'rk4': 80, 'reversible_heun': 21}
 
     :param method: One of ``METHODS``.
-    :param steps: How many steps.
+    :param steps: The number of steps.
+    :returns: The number of evaluations.
     """
     check_method(method)
     return steps + 1 if method == REVERSIBLE else _STEPS[method][1] * steps
@@ -105,23 +106,24 @@ def integrate(
     memory: str = "graph",
     compile: bool = False,
 ) -> Tensor:
-    r"""The solution at the last of ``times`` of :math:`dh/dt = \mathrm{field}(t, h, w_t)`,
-    :math:`h(t_0) = h_0`, with one step of ``method`` between neighbouring times.
+    r"""Solve :math:`dh/dt = \mathrm{field}(t, h, w_t)` from :math:`h(t_0) = h_0` to the last of
+    ``times``, with one step of ``method`` between neighbouring times.
 
-    The path is rough: between two grid times it is not known, and no method on the grid has a
-    strong order above 1. Methods of higher order have it in the deterministic part of the error,
-    which dominates while the noise is small.
+    The path is rough and is known only at the times of the grid, so no method has a strong order
+    above 1. A method of higher order reduces the deterministic part of the error, which dominates
+    while the noise is small.
 
-    The gradient is that of the computed solution, whatever ``memory`` is:
+    The gradient is that of the computed solution for every value of ``memory``:
 
-    - ``"graph"``: ordinary autograd; memory grows with the steps times all that one step keeps.
-    - ``"recompute"``: the states are kept, each step is redone in the backward pass.
-    - ``"reversible"``: not even the states are kept; the backward pass reconstructs them, last
-      first. It needs ``method="reversible_heun"``, and steps so short that the field's Lipschitz
-      constant times a step is below 1, beyond which the method is unstable.
+    - ``"graph"``: ordinary autograd. Memory grows with the number of steps times all tensors that
+      one step keeps.
+    - ``"recompute"``: the states are kept, and each step is computed again in the backward pass.
+    - ``"reversible"``: not even the states are kept, because the backward pass reconstructs them,
+      the last one first. It needs ``method="reversible_heun"``, and steps so short that the field's
+      Lipschitz constant times a step is below 1; with longer steps the method is unstable.
 
-    Gradients of gradients, and by the times, need ``"graph"``. What the field closes over gets its
-    gradient in every mode.
+    Gradients of gradients, and gradients with respect to the times, need ``"graph"``. Tensors that
+    the field closes over get their gradients with every value of ``memory``.
 
     Example::
 
@@ -130,15 +132,16 @@ def integrate(
         >>> bool((h - torch.exp(torch.tensor(-1.0))).abs() < 1e-5)
         True
 
-    :param field: Called as ``field(t, h, w)``; returns the shape of ``h``. It may close over
-        anything that needs a gradient.
+    :param field: A function called as ``field(t, h, w)`` that returns the shape of ``h``. It may
+        close over tensors that need a gradient.
     :param h0: The state at ``times[0]``.
-    :param path: w on the grid, of shape ``(..., T, D)``; or None, and ``field`` gets None.
+    :param path: w on the grid, of shape ``(..., T, D)``. With None, ``field`` is called with None.
     :param times: The grid, increasing, of shape ``(T,)``.
     :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
     :param memory: ``"graph"``, ``"recompute"`` or ``"reversible"``.
-    :param compile: Take the steps in chunks that torch.compile compiles when they are first met;
-        with ``memory="graph"`` and a method other than ``"reversible_heun"``.
+    :param compile: Whether torch.compile compiles the steps, in chunks. It needs ``memory="graph"``
+        and a method other than ``"reversible_heun"``.
+    :returns: The state at the last time, of the shape of ``h0``.
     """
     check_method(method, memory, compile)
     if path is not None and path.shape[-2] != len(times):
@@ -177,7 +180,7 @@ def _solve(
 def _solve_in_chunks(
     field: Callable, h: Tensor, path: Tensor | None, times: Tensor, method: str
 ) -> Tensor:
-    # As it is after the first chunk, lest that be compiled for itself.
+    # In the form that h has after the first chunk, so that the first chunk is not compiled twice.
     h = h.contiguous() if 0 in h.stride() else h
     h = h.detach().requires_grad_() if torch.is_grad_enabled() and not h.requires_grad else h
     dt = times.diff()

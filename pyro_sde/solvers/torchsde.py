@@ -1,4 +1,4 @@
-"""torchsde as a backend, by the name that it had first: see :mod:`pyro_sde.interop.torchsde`."""
+"""The former name of :mod:`pyro_sde.interop.torchsde`, torchsde as a backend."""
 
 from ..interop.torchsde import Joint, sample
 

@@ -1,4 +1,4 @@
-"""Training: a loop around SVI, with checkpoints to go on from."""
+"""Training with SVI: the loop, checkpoints, and the matching of latents to weighted draws."""
 
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .fit import fit

@@ -1,4 +1,4 @@
-"""Mini-batches whose order depends on nothing but a seed and the number of the epoch."""
+"""Mini-batches, whose order depends only on a seed and the number of the epoch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ __all__ = ["Batches", "as_arguments", "name_missing"]
 
 
 def as_arguments(data: Any) -> tuple[tuple, dict[str, Any]]:
-    """A tuple is positional arguments, a dict is named ones, all else is one argument. Arrays of
-    numpy become tensors."""
+    """The arguments of a model, from what ``fit`` calls its data.
+
+    :param data: A tuple of positional arguments, a dict of named ones, or a single argument.
+    :returns: Positional and named arguments, with NumPy arrays as tensors.
+    """
     if isinstance(data, dict):
         return (), {name: as_tensor(x) for name, x in data.items()}
     return tuple(map(as_tensor, data if isinstance(data, tuple) else (data,))), {}
 
 
 def name_missing(args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """What to say of NaN in the arguments of a model; None if there are none."""
+    """A message about NaN in the arguments of a model; None if they have none."""
     named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     for name, x in named.items():
         if isinstance(x, Tensor) and bool(x.isnan().any()):
@@ -51,12 +54,12 @@ class Batches:
         tensors = {k: x for k, x in self._named().items() if _has_rows(x)}
         lengths = {k: len(x) for k, x in tensors.items()}
         if not lengths:
-            raise ValueError("batch_size needs tensors to take rows of, and data has none")
+            raise ValueError("batch_size takes rows of the tensors in data, and data has no tensor")
         if len(set(lengths.values())) > 1:
             raise ValueError(
                 f"with batch_size, the tensors in data must have the same number of rows: found "
-                f"{lengths}. What all rows share (a grid, say) is not for data: close over it, or "
-                "bind it with functools.partial"
+                f"{lengths}. A tensor that all rows share (a grid, say) does not belong in data: "
+                "let the model close over it, or bind it with functools.partial"
             )
         self.rows = next(iter(lengths.values()))
         if not 1 <= size <= self.rows:
@@ -66,7 +69,7 @@ class Batches:
         return {**dict(enumerate(self.args)), **self.kwargs}
 
     def __len__(self) -> int:
-        """Steps in an epoch. The rows that are left over come in other epochs."""
+        """The steps in an epoch; rows that are left over are dropped until the next shuffle."""
         return 1 if self.rows is None or self.size is None else self.rows // self.size
 
     def __call__(self, step: int) -> tuple[tuple, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, hold numbers and names only, and run no code when read."""
+"""Checkpoint files: written atomically, and read without running code from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT, VERSION = "pyro_sde checkpoint", 1
 
 
 class CheckpointError(RuntimeError):
-    """A file is no checkpoint, or not one of this training.
+    """The file is not a checkpoint, or it belongs to another training.
 
     Example::
 
@@ -34,8 +34,8 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(path: str | os.PathLike, state: Mapping[str, Any], kind: str) -> None:
-    """Write ``state`` to ``path``, all or nothing: whoever is killed while it is written keeps
-    the file before.
+    """Write ``state`` to ``path`` atomically: a process that is killed meanwhile leaves the
+    previous file intact.
 
     Example::
 
@@ -45,9 +45,9 @@ def save_checkpoint(path: str | os.PathLike, state: Mapping[str, Any], kind: str
         >>> load_checkpoint(path, kind="mine")
         {'step': 3, 'w': tensor([1., 1.])}
 
-    :param path: The file; folders are made.
+    :param path: The file; missing folders are created.
     :param state: A dict of tensors, numbers, strings, None, and dicts, lists and tuples of them.
-    :param kind: What sort of training it is of; to be named when it is loaded.
+    :param kind: A name for this sort of checkpoint, which :func:`load_checkpoint` asks for.
     """
     path = Path(path)
     payload = {"format": FORMAT, "version": VERSION, "kind": kind, "state": _plain(state, "state")}
@@ -66,7 +66,7 @@ def save_checkpoint(path: str | os.PathLike, state: Mapping[str, Any], kind: str
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name must reach the disk too. Windows cannot open a folder, nor needs to."""
+    """Write the folder's entry of the new name to disk. Windows neither can nor needs to."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -76,9 +76,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike, kind: str) -> dict[str, Any]:
-    """What :func:`save_checkpoint` wrote, on the CPU.
+    """Read what :func:`save_checkpoint` wrote, with all tensors on the CPU.
 
-    No code that a file may hold is run. A file that is cut off, or another programme's, is a
+    Code in a file is never run. A file that is cut off, or that another program wrote, raises a
     :class:`CheckpointError`.
 
     Example::
@@ -90,7 +90,8 @@ def load_checkpoint(path: str | os.PathLike, kind: str) -> dict[str, Any]:
         3
 
     :param path: The file.
-    :param kind: That of the training that is to go on.
+    :param kind: The ``kind`` that the file was saved with.
+    :returns: The saved ``state``.
     """
     try:
         with warnings.catch_warnings():
@@ -101,12 +102,12 @@ def load_checkpoint(path: str | os.PathLike, kind: str) -> dict[str, Any]:
     except Exception as e:
         reason = str(e).strip().split("\n")[0][:200] or type(e).__name__
         raise CheckpointError(
-            f"{path} is no checkpoint of pyro_sde, or only a part of one ({reason}). Nothing was "
+            f"{path} is not a checkpoint of pyro_sde, or is cut off ({reason}). Nothing was "
             "loaded and none of its code was run; move it away to begin anew, or give another path"
         ) from e
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} was written by another programme: it holds no {FORMAT!r}. Nothing was "
+            f"{path} was written by another program: it holds no {FORMAT!r}. Nothing was "
             "loaded; give the path of a checkpoint, or another path to begin anew"
         )
     if found.get("version") != VERSION:

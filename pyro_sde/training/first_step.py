@@ -1,4 +1,5 @@
-"""What the first step of a training shows: whether all data count, and all parameters learn."""
+"""Checks during the first step: that the whole data set counts, and that Pyro knows every
+parameter."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ __all__ = ["FirstStep"]
 
 
 class FirstStep(Messenger):
-    """Around the first evaluation of an ELBO: sees the sites of model and guide."""
+    """A messenger around the first evaluation of an ELBO, which sees all sites."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scales: dict[str, float | Tensor] = {}
-        """By observed site."""
+        """The scale of each observed site."""
         self._seen: set[Any] = set()
         self._leaves: list[Tensor] = []
 
@@ -63,11 +64,12 @@ class FirstStep(Messenger):
             queue.extend(before for before, _ in node.next_functions)
 
     def check(self, batches: Batches, found: list[Tensor], **functions: Callable) -> None:
-        """Refuse a training in which a mini-batch is taken for all of the data, or in which a
-        parameter has a gradient and no optimiser.
+        """Refuse a training in which a mini-batch is taken for all of the data, or in which the
+        loss depends on a parameter that Pyro does not know.
 
+        :param batches: The mini-batches.
         :param found: The unconstrained parameters that Pyro knows.
-        :param functions: Model and guide, in which parameters are looked up for their names.
+        :param functions: Model and guide, which are searched for the names of parameters.
         """
         known = {id(p) for p in found}
         others = {id(p): p for p in self._leaves if id(p) not in known}
@@ -78,9 +80,9 @@ class FirstStep(Messenger):
                 "the loss depends on parameters that Pyro does not know, so they would not be "
                 f"trained: {', '.join(names[:5])}{', ...' * (len(names) > 5)}. Make the model a "
                 'pyro.nn.PyroModule that holds their modules, or call pyro.module("name", module) '
-                "in the model. A second model or guide with the names of a first one needs "
-                "pyro.clear_param_store() before it, and what is to stay as it is "
-                "requires_grad_(False)"
+                "in the model. If a second model or guide reuses the names of a first one, call "
+                "pyro.clear_param_store() before it. If a parameter is to stay fixed, call "
+                "requires_grad_(False) on it"
             )
         if problem is not None:
             zero_grads([*found, *others.values()])
@@ -94,7 +96,7 @@ class FirstStep(Messenger):
             return None
         return (
             f"batch_size={size} of {rows} rows, but no observed site ({', '.join(self.scales)}) is "
-            f"scaled up by {rows / size:g}: the model takes a batch for all of the data. Tell its "
+            f"scaled up by {rows / size:g}: the model takes a batch for all of the data. Tell the "
             f'plate how many rows there are: pyro.plate("data", {rows}, subsample_size=len(x))'
         )
 
@@ -108,8 +110,8 @@ def _names(parameters: dict[int, Tensor], functions: dict[str, Callable]) -> lis
 
 
 def _parameters_of(f: Any, role: str, depth: int = 2) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a module, or of what a function (and those that it calls, to a depth) has
-    captured, each with a name."""
+    """Names and parameters of a module, or of the modules and tensors that a function captured.
+    Functions that it captured are searched, too, down to ``depth``."""
     if isinstance(f, nn.Module):
         yield from ((f"{role}.{name}", p) for name, p in f.named_parameters())
         return

@@ -1,4 +1,4 @@
-"""Training that hides nothing: the loop that everybody writes, with what it always lacks."""
+"""The training loop: SVI with mini-batches, annealing, validation and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["fit"]
 
 STEPS = 1500
 CHECK_SAMPLES, CHECK_SECONDS = 4000, 5.0
-"""Draws of the importance check at the end, and how long it may take."""
+"""The number of draws of the importance check at the end, and its time limit in seconds."""
 
 
 def fit(
@@ -58,9 +58,9 @@ def fit(
     match: bool = True,
     progress: bool = True,
 ) -> History:
-    """Train a model and its guide with SVI, for so many steps or epochs; 1500 steps by default.
+    """Train a model and its guide with SVI, for a number of steps or epochs; by default 1500 steps.
 
-    What it does, and what you write when you want it otherwise::
+    This is the loop that ``fit`` runs. Write it yourself where you need another one::
 
         pyro.set_rng_seed(seed)
         optim = PyroLRScheduler(torch.optim.lr_scheduler.LambdaLR, {
@@ -73,25 +73,25 @@ def fit(
                 svi.step(*data)
             optim.step()
 
-    Parameters then are bit for bit the same, but for the last thing it does: the law of the
-    latents that are no paths is matched to weighted draws, without which the posterior would be
-    too narrow; see :func:`~pyro_sde.training.match_latents`. Around it, each where it is asked
-    for: mini-batches, clipping, an early stop that goes back to the best validation, checkpoints.
-    A loss or gradient that is not finite raises :class:`~pyro_sde.training.Diverged` before it
-    reaches a parameter. Ctrl-C ends the training after the step, saves, and returns; a second one
-    is as always.
+    The parameters of both loops are the same, bit for bit, with ``match=False``. By default ``fit``
+    ends by matching the law of the latents that are not paths to weighted draws; without that, the
+    posterior would be too narrow. See :func:`~pyro_sde.training.match_latents`. Mini-batches,
+    gradient clipping, early stopping at the best validation and checkpoints are optional. A loss
+    or gradient that is not finite raises :class:`~pyro_sde.training.Diverged` before it reaches a
+    parameter. Ctrl-C ends the training after the current step; ``fit`` then saves and returns. A
+    second Ctrl-C interrupts at once.
 
-    A run that was killed goes on with ``resume=True`` from its last checkpoint, exactly as if it
-    had not been: parameters, optimiser, random numbers and the order of batches are those it
-    would have had. Learning rate, schedule, clipping and the number of steps may be changed. A
-    run that is finished is loaded, not trained.
+    ``resume=True`` continues a run that was killed from its last checkpoint, exactly as if it had
+    not been killed: parameters, optimiser, random numbers and the order of batches are the same.
+    Learning rate, schedule, clipping and the number of steps may change. A run that has finished is
+    loaded and not trained further.
 
-    With mini-batches the model is told the size of the whole by its plate, so that the likelihood
-    is scaled up: ``pyro.plate("data", n, subsample_size=len(y))``. A model that takes a batch for
-    all of the data is an error. So are parameters that the loss depends on and Pyro does not know,
-    those of a torch module that the model has not registered by ``pyro.module``, say, as they
-    would not be trained. Where the model needs to know which rows it has been given (AutoSDE does,
-    of paths inside of the plate without an encoder), make their numbers a part of the data::
+    With mini-batches the plate of the model must say how many rows there are in all, so that Pyro
+    scales the likelihood: ``pyro.plate("data", n, subsample_size=len(y))``. A model that takes a
+    batch for all of the data is an error. So is a loss that depends on parameters that Pyro does
+    not know, such as those of a torch module without ``pyro.module``, because they would not be
+    trained. Where the model must know which rows it has been given (AutoSDE must, for paths inside
+    of the plate without an encoder), make the row numbers a part of the data::
 
         def model(index, y):                                # data = (torch.arange(n), y)
             with pyro.plate("series", n, subsample=index):
@@ -112,39 +112,40 @@ def fit(
 
     :param model: The model: a function with parameters in Pyro's store, or a PyroModule.
     :param guide: The guide, of any kind.
-    :param data: The arguments of both: a tuple, a dict by name, or a single one. Arrays of numpy
-        become tensors, floating point numbers in torch's default dtype.
-    :param steps: How many steps, 1500 if neither this nor ``epochs`` is given.
-    :param epochs: How often to go through the data, in the place of ``steps``; without
-        ``batch_size`` an epoch is a step.
-    :param batch_size: Rows of every tensor in ``data`` (its first dimension) that a step sees. All
-        batches have so many: rows that are left over at the end of an epoch come in other epochs,
-        as each has an order of its own.
-    :param lr: The largest learning rate of Adam, 0.02 if not given. It remembers squared
-        gradients for 100 steps: the first, from the prior to the data, are larger than all others.
+    :param data: The arguments of both: a tuple, a dict by name, or a single argument. NumPy arrays
+        become tensors, and floating point numbers get torch's default dtype.
+    :param steps: The number of steps, 1500 if neither this nor ``epochs`` is given.
+    :param epochs: The number of passes over the data, in the place of ``steps``; without ``batch_size`` an epoch is a step.
+    :param batch_size: The number of rows (first dimension) of every tensor in ``data`` that a step
+        sees. What is left over at the end of an epoch, less than a batch, is dropped; each epoch
+        shuffles the rows anew.
+    :param lr: The largest learning rate of Adam, by default 0.02. Adam averages squared gradients
+        over 100 steps, because the first gradients, from the prior to the data, are the largest.
     :param schedule: ``"cosine"`` (the default), ``"constant"``, ``"one_cycle"``, or a function from
-        the step to a factor of the rate.
-    :param optim: An optimiser of Pyro in the place of both.
-    :param elbo: The ELBO, by default :class:`~pyro_sde.TraceSDE_ELBO`: with 16 vectorised
-        particles for an :class:`~pyro_sde.AutoSDE` of a model that allows them and has at most
-        2048 latent numbers, without mini-batches; else with one particle.
-    :param clip: The largest norm of all gradients together.
-    :param anneal: In how many steps the weight of the KL rises to 1, or a function from the step
-        to a weight; see :class:`~pyro_sde.anneal_kl`.
-    :param validation: Arguments as ``data``; the parameters with the best ELBO of them are kept.
-    :param every: Steps between validations: an epoch, or a twentieth of all steps.
-    :param patience: Stop after so many validations without a better one.
+        the step to a factor of the learning rate.
+    :param optim: A Pyro optimiser, which replaces ``lr`` and ``schedule``.
+    :param elbo: The ELBO, by default :class:`~pyro_sde.TraceSDE_ELBO`. It has 16 vectorised
+        particles for an :class:`~pyro_sde.AutoSDE` whose model allows them and has at most 2048
+        latent numbers, if there are no mini-batches. Otherwise it has one particle.
+    :param clip: The largest norm of the gradient of all parameters together.
+    :param anneal: The number of steps in which the weight of the KL rises to 1, or a function from
+        the step to a weight; see :class:`~pyro_sde.anneal_kl`.
+    :param validation: Validation data, in the form of ``data``. ``fit`` keeps the parameters with
+        the best ELBO on them.
+    :param every: Steps between validations; by default an epoch, or a twentieth of all steps.
+    :param patience: Stop after this many validations without an improvement.
     :param validation_draws: How many evaluations of the ELBO a validation averages.
-    :param checkpoint: A file to save to.
-    :param checkpoint_every: After how many steps: what a killed run loses at most.
-    :param resume: Go on from ``checkpoint``, if there is one.
-    :param seed: Of all random numbers, and of the order of batches; the seed of torch for that, if
-        not given.
-    :param match: Whether to match the latents that are no paths to weighted draws at the end.
-        Intervals become those of the posterior, and the ELBO falls by a little; without it the
-        bound is the highest. It needs all of the data at once, and a KL of weight 1.
-    :param progress: Whether to show a bar, and at the end a line that says how right the posterior
-        is; see :func:`~pyro_sde.diagnostics.importance`. That takes some seconds at most.
+    :param checkpoint: The file to save checkpoints to.
+    :param checkpoint_every: Steps between checkpoints, the most that a killed run loses.
+    :param resume: Continue from ``checkpoint``, if that file exists.
+    :param seed: The seed of all random numbers and of the order of batches. By default the random
+        state is used as it is, and the order follows torch's seed.
+    :param match: Whether to match the latents that are not paths to weighted draws at the end. The
+        intervals become those of the posterior, and the ELBO falls a little. Matching needs all of
+        the data at once, and a KL of weight 1.
+    :param progress: Whether to show a progress bar, and at the end one line of the importance check
+        (:func:`~pyro_sde.diagnostics.importance`), which takes a few seconds at most.
+    :returns: The :class:`~pyro_sde.History` of the training. The parameters are trained in place.
     """
     batches = Batches(data, batch_size)
     if steps is not None and epochs is not None:
@@ -154,22 +155,24 @@ def fit(
     _check_positive(checkpoint_every=checkpoint_every, validation_draws=validation_draws)
     _check_positive(every=every, patience=patience, clip=clip, lr=lr)
     if validation is None and (every is not None or patience is not None):
-        raise ValueError("every and patience are about validation, which is not given")
+        raise ValueError("every and patience need validation: give its data, or leave both out")
     if optim is not None and (lr is not None or schedule is not None):
-        raise ValueError("optim has a learning rate of its own: give either it, or lr and schedule")
+        raise ValueError(
+            "optim has a learning rate of its own: give either optim, or lr and schedule"
+        )
     file = None if checkpoint is None else Path(checkpoint)
     if resume and file is None:
-        raise ValueError("resume=True needs to know from where: give checkpoint, a path")
+        raise ValueError("resume=True needs a file to continue from: give checkpoint, a path")
     if file is not None and pyro.settings.get("module_local_params"):
         raise NotImplementedError(
-            "checkpoint needs the parameters in Pyro's store, and module_local_params keeps them "
-            "out of it: call pyro.settings.set(module_local_params=False)"
+            "checkpoint needs the parameters in Pyro's param store, and module_local_params keeps "
+            "them out of it: call pyro.settings.set(module_local_params=False)"
         )
     goes_on = file is not None and file.exists()
     if goes_on and not resume:
         raise FileExistsError(
-            f"{file} is there already: go on from it with resume=True, move it away, or give "
-            "another path"
+            f"checkpoint {file} exists already: continue from it with resume=True, move it away, "
+            "or give another path"
         )
     factor = make_schedule(schedule, total)
     if optim is None:
@@ -272,14 +275,14 @@ def _match(training: Training, progress: bool) -> None:
     try:
         found = match_latents(training.model, training.guide, *args, **kwargs)
     except KeyboardInterrupt:
-        found = Matching(0, 0.0, math.nan, {}, "that was interrupted")
+        found = Matching(0, 0.0, math.nan, {}, "matching was interrupted")
     training.history.matching = found
     if progress:
         tqdm.write(str(found), file=sys.stderr)
 
 
 def _check(training: Training) -> tuple[ImportanceCheck | None, str]:
-    """How right the posterior is, and a line about it."""
+    """The importance check of the posterior, and the line that is printed about it."""
     if training.batches.size is not None:
         why = "the evidence of a mini-batch is not that of the data"
         return None, f"importance check: not made, because {why}"

@@ -1,4 +1,4 @@
-"""How a training went."""
+"""The history of a training: losses, validations, and the checks at its end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _COLUMNS = ("step", "elbo", "kl", "log_likelihood", "lr")
 
 @dataclass
 class History:
-    """What :func:`~pyro_sde.fit` returns: one entry for every step, in plain lists.
+    """The result of :func:`~pyro_sde.fit`: plain lists with one entry for every step.
 
-    ``elbo`` is ``log_likelihood - kl``, also while the loss counts a smaller weight of the KL.
+    ``elbo`` is ``log_likelihood - kl``, also while annealing gives the KL a smaller weight.
 
     Example::
 
@@ -32,37 +32,42 @@ class History:
     """
 
     step: list[int] = field(default_factory=list)
-    """From 1."""
+    """The number of the step, from 1."""
     elbo: list[float] = field(default_factory=list)
-    """Of the step's data, an estimate."""
+    """The estimate of the ELBO on the data of the step."""
     kl: list[float] = field(default_factory=list)
-    """Of all sites. NaN, like the log likelihood, with an ELBO that does not tell its parts."""
+    """The KL of all latent sites. KL and log likelihood are NaN with an ELBO that does not record
+    its parts."""
     log_likelihood: list[float] = field(default_factory=list)
-    """Of all observed sites."""
+    """The log likelihood of all observed sites."""
     lr: list[float] = field(default_factory=list)
     """The learning rate."""
     kl_by_site: dict[str, list[float]] = field(default_factory=dict)
-    """The same by latent site."""
+    """The KL of each latent site."""
     validation: list[tuple[int, float]] = field(default_factory=list)
-    """Step and ELBO of each validation."""
+    """The step and ELBO of each validation."""
     stopped: str = ""
     """Why training ended: ``"steps"``, ``"patience"`` or ``"interrupted"``."""
     importance: ImportanceCheck | None = field(default=None, compare=False)
-    """How right the posterior is; None without ``progress``, or where that is not known."""
+    """The importance check; None with ``progress=False``, or where the check could not be made."""
     matching: Matching | None = field(default=None, compare=False)
-    """How the latents that are no paths were matched; None, if that was not tried."""
+    """How the latents that are not paths were matched; None, if that was not attempted."""
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step and ELBO of the best validation."""
+        """The step and ELBO of the best validation; None without validations."""
         return max(self.validation, key=lambda v: v[1], default=None)
 
     def add(
         self, step: int, elbo: float, kl: dict[str, float] | None, log_likelihood: float, lr: float
     ) -> None:
-        """One more step.
+        """Append the entries of one step.
 
-        :param kl: By site, or None if it is not known.
+        :param step: The number of the step.
+        :param elbo: Its ELBO.
+        :param kl: Its KL by site, or None if that is not known.
+        :param log_likelihood: Its log likelihood.
+        :param lr: Its learning rate.
         """
         for site in kl or ():
             self.kl_by_site.setdefault(site, [math.nan] * len(self.step))
@@ -75,13 +80,21 @@ class History:
         self.lr.append(lr)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The history in the form in which a checkpoint holds it.
+
+        :returns: A dict of tensors and lists.
+        """
         columns = {name: _pack(getattr(self, name)) for name in _COLUMNS}
         sites = {site: _pack(values) for site, values in self.kl_by_site.items()}
         return {**columns, "kl_by_site": sites, "validation": self.validation}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
+        """The history that a checkpoint holds.
+
+        :param state: What :meth:`state` returned.
+        :returns: The history, without its importance check and matching.
+        """
         columns = {name: state[name].tolist() for name in _COLUMNS}
         columns["step"] = [int(k) for k in columns["step"]]
         sites = {site: values.tolist() for site, values in state["kl_by_site"].items()}

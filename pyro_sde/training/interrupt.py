@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, not in the middle of one."""
+"""Ctrl-C that takes effect between two steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["Interrupt"]
 
 
 class Interrupt:
-    """Inside, the first SIGINT is only noted (``came``); a second one is as always.
+    """A context in which the first SIGINT sets ``came``, and a second one interrupts as usual.
 
-    Only the main thread is sent signals; who ignores them (under nohup, say) still does.
+    Only the main thread receives signals. A process that ignores SIGINT (under nohup, say)
+    continues to ignore it.
     """
 
     came = False

@@ -1,4 +1,4 @@
-"""A training as a thing: a step, a validation, a checkpoint."""
+"""The state of a training, and what it consists of: steps, validations and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOT_FINITE = re.compile(r"\b(nan|inf|not finite|non-finite)\b")
 
 
 class Diverged(RuntimeError):
-    """The loss or a gradient is not finite; the parameters are those before that step.
+    """The loss or a gradient is not finite. The parameters are those before that step.
 
     Example::
 
@@ -54,7 +54,7 @@ class Diverged(RuntimeError):
 
 @dataclass
 class Training:
-    """Everything :func:`~pyro_sde.fit` goes by; see there."""
+    """The state and settings of a training; :func:`~pyro_sde.fit` describes the settings."""
 
     model: Callable
     guide: Callable
@@ -62,7 +62,7 @@ class Training:
     optim: PyroOptim
     batches: Batches
     lr: float | None
-    """None: the optimiser has its own."""
+    """The learning rate; None where the optimiser has its own."""
     schedule: Callable[[int], float]
     weight: Callable[[int], float]
     clip: float | None
@@ -111,7 +111,7 @@ class Training:
             missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
             if missing is not None:
                 raise ValueError(f"{missing}. The model fails: {e}") from e
-            # What is checked refuses what would have made a NaN. Before any step it is the data's.
+            # A failed check of arguments stands for a NaN. Before the first step, data caused it.
             if self.step == 0 or not (isinstance(e, SolutionError) or _NOT_FINITE.search(str(e))):
                 raise
             zero_grads(self.parameters.values())
@@ -164,7 +164,7 @@ class Training:
                 warnings.warn(f"step {self.step}: {message}", ExplosionWarning, stacklevel=4)
 
     def validate(self) -> float:
-        """The mean ELBO of the validation data, always on the same random numbers."""
+        """The mean ELBO of the validation data, always with the same random numbers."""
         args, kwargs = as_arguments(self.validation)
         before = self._tensors()["buffers"]
         with states.keep_random_state(), torch.no_grad():
@@ -192,7 +192,7 @@ class Training:
             states.copy_into(buffers, self.best["buffers"])
 
     def _settings(self) -> dict[str, Any]:
-        """What must not change when a training goes on."""
+        """The settings that must not change when a training is resumed."""
         return {
             "optim": states.optimiser_name(self.optim),
             "batch_size": self.batches.size,
@@ -220,9 +220,9 @@ class Training:
         self.saved = self.step
 
     def restore(self, seed: int | None) -> None:
-        """Go on from the checkpoint; if it is not of this training, nothing has changed.
+        """Continue from the checkpoint. If it belongs to another training, nothing is changed.
 
-        :param seed: The one that was asked for; None takes that of the checkpoint.
+        :param seed: The seed that the user gave; None takes that of the checkpoint.
         """
         state = load_checkpoint(self.path, KIND)  # type: ignore[arg-type]
         if seed is None:
@@ -232,8 +232,8 @@ class Training:
         other = {k: pair for k, pair in other.items() if pair[0] != pair[1]}
         if other:
             raise CheckpointError(
-                f"{self.path} was made with other settings (there, here): {other}. Nothing was "
-                "loaded; use those, or another path to begin anew"
+                f"{self.path} was made with other settings, as pairs (in the file, now): {other}. "
+                "Nothing was loaded; use the settings of the file, or another path to begin anew"
             )
         before = set(pyro.get_param_store().keys())
         found = self._build()
@@ -247,7 +247,7 @@ class Training:
         states.copy_into(found, state["parameters"])
         states.copy_into(buffers, state["buffers"])
         for name in state["gradients"]:
-            # Pyro leaves zeros behind each step, and Adam takes no gradient for another thing.
+            # Pyro leaves gradients of zero after each step, which Adam treats unlike None.
             found[name].grad = torch.zeros_like(found[name])
         states.restore_optimiser(self.optim, state["optimiser"], self.lr, self.schedule)
         self.parameters, self.best = found, state["best"]
@@ -257,7 +257,7 @@ class Training:
         states.set_random_state(state["random"])
 
     def _build(self) -> dict[str, Tensor]:
-        """Parameters that are made in the first call are made now; nothing else happens."""
+        """Run the ELBO once, so that parameters that the first call creates exist."""
         args, kwargs = self.batches(0)
         watch = poutine.trace(param_only=True)
         with states.keep_random_state(), torch.no_grad(), watch as capture:

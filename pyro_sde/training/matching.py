@@ -1,4 +1,4 @@
-"""After the training: the law of the latents that are no paths, matched to weighted draws."""
+"""Matching the law of the latents that are not paths to weighted draws, after training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..guides import AutoSDE
 __all__ = ["Matching", "match_latents"]
 
 CALLS, MIN_DRAWS = 50, 2000
-"""A round runs the model so often, each time on up to 1000 draws; and the fewest draws of it."""
+"""How often a round runs the model, each time on up to 1000 draws, and its fewest draws."""
 ROUNDS = 3
 SMALL = 0.005
-"""Nats. A round that gains less is the last one."""
+"""Nats. A round that gains less than this is the last one."""
 MAX_K_HAT = 1.0
 """Weights with a heavier tail have no mean."""
 ITERATIONS = 60
@@ -30,7 +30,7 @@ ITERATIONS = 60
 
 @dataclass(frozen=True)
 class Matching:
-    """What :func:`match_latents` did.
+    """The result of :func:`match_latents`.
 
     Example::
 
@@ -39,44 +39,45 @@ class Matching:
     """
 
     rounds: int
-    """How many rounds changed the guide."""
+    """The number of rounds that changed the guide."""
     gain: float
-    """By how many nats the law of the latents came closer to the posterior, in all rounds."""
+    """By how many nats the law of the latents came closer to the posterior, over all rounds."""
     k_hat: float
     """The tail of the weights of the last draws; see :func:`~pyro_sde.diagnostics.importance`."""
     widths: dict[str, float]
-    """The standard deviation of each latent, in unconstrained space, over that before; the
-    geometric mean of its elements."""
+    """By which factor matching changed the standard deviation of each latent, in unconstrained
+    space: the geometric mean over the elements of the latent."""
     reason: str = ""
-    """Why nothing was changed."""
+    """Why the guide was not changed; empty if it was."""
 
     def __str__(self) -> str:
         if not self.rounds:
-            return f"latents: as they were trained, because {self.reason}"
+            return f"latents: not matched to weighted draws, because {self.reason}"
         widths = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(self.widths.items()))
         return f"latents: matched to weighted draws; widths over those of training: {widths}"
 
 
 def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> Matching:
-    r"""Match the law q of the latents that are no paths to draws :math:`\theta_i` of the guide
-    that are weighted by the model: maximise
+    r"""Match the law q of the latents that are not paths to importance-weighted draws of the guide.
+
+    For draws :math:`(z_i, \theta_i)` of paths and other latents, it maximises
 
     .. math:: \sum_i w_i \log q(\theta_i), \qquad w_i \propto p(x, z_i, \theta_i) / q(z_i, \theta_i)
 
-    The ELBO makes a posterior too narrow wherever its family cannot follow the true one: a rate
-    at which the control of the path is worse is a rate that is visited less. These draws know
-    better, as long as their weights are not those of a few. So q minimises the other KL,
-    :math:`\mathrm{KL}(p(\theta \mid x)\,\|\,q(\theta))`, and widths and correlations become
-    those of the posterior. The ELBO, and with it the bound of the evidence, falls by a little,
-    0.2 nat where seven latents became wider by a fifth; the path's control is not changed.
+    The ELBO makes a posterior too narrow wherever its family cannot follow the exact one: where
+    the control of the path is worse at some rates, these rates are drawn less often. Weighting
+    corrects that, unless a few draws have nearly all of the weight. The matched q minimises the
+    other KL, :math:`\mathrm{KL}(p(\theta \mid x)\,\|\,q(\theta))`, so its widths and correlations
+    are those of the posterior. The ELBO, which is the bound of the evidence, falls a little: by 0.2
+    nat where seven latents became wider by a fifth. The control of the path is not changed.
 
-    Each round draws anew, fits q to half of the draws by L-BFGS and keeps the result if it is
-    better for the other half. Rounds end when that gains nothing. The random numbers are always
-    the same, and the random state is left as it was.
+    Each round makes new draws, fits q to half of them by L-BFGS, and keeps the result if it is
+    better on the other half. The rounds end when there is no gain. They always use the same random
+    numbers, and leave the random state as it was.
 
-    ``fit`` does this at its end. Nothing is changed, and :attr:`Matching.reason` says why, where
-    weights have no mean, where draws cannot be made at once, and for a guide of the latents that
-    has no joint density (AutoNormal).
+    ``fit`` calls this function at its end. The guide is not changed where the weights have no mean
+    or where draws cannot be vectorised; :attr:`Matching.reason` then says why. A guide whose other
+    latents have no joint density (AutoNormal) is an error.
 
     Example::
 
@@ -97,6 +98,7 @@ def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     :param guide: Its trained guide.
     :param args: Arguments of both: all of the data.
     :param kwargs: Keyword arguments of both.
+    :returns: A :class:`Matching`, which says how the guide was changed, or why it was not.
     """
     rest = _joint_guide(guide)
     if rest is None:
@@ -111,7 +113,7 @@ def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
 
 
 def has_joint_latents(guide: Any) -> bool:
-    """Whether there is something that :func:`match_latents` could match."""
+    """Whether the guide has latents that :func:`match_latents` could match."""
     return _joint_guide(guide) is not None
 
 
@@ -142,7 +144,7 @@ def _match(
         log_weights, x = _draw(problem, rest, 1)
         k_hat = smooth_weights(log_weights)[1]
     except Exception as e:  # whatever a model raises on shapes that it was not written for
-        return Matching(0, 0.0, k_hat, {}, f"they cannot be drawn at once ({e})")
+        return Matching(0, 0.0, k_hat, {}, f"draws cannot be vectorised ({e})")
     if not k_hat < MAX_K_HAT:
         return Matching(0, 0.0, k_hat, {}, f"k-hat is {k_hat:.2f}: train longer")
     before, trained = x.std(0), _copies(rest)
@@ -161,7 +163,7 @@ def _match(
         _put(rest, trained)
         return Matching(0, 0.0, k_hat, {}, f"a matched law has draws out of range ({e})")
     if not rounds:
-        return Matching(0, 0.0, k_hat, {}, "weighted draws do not say otherwise")
+        return Matching(0, 0.0, k_hat, {}, "weighted draws agree with the guide")
     ratios = (x.std(0) / before).log().cpu()
     widths, first = {}, 0
     for name, shape in rest._unconstrained_shapes.items():
@@ -186,7 +188,10 @@ def _put(rest: AutoContinuous, values: list[Tensor]) -> None:
 
 @torch.no_grad()
 def _draw(problem: Problem, rest: AutoContinuous, calls: int) -> tuple[Tensor, Tensor]:
-    """Log weights of draws, and the latents in unconstrained space."""
+    """Draw from the guide.
+
+    :returns: Log weights, and the latents in unconstrained space, one row for each draw.
+    """
     found = []
     for _ in range(calls):
         _, guide_trace, log_weights = draw_traces(problem, problem.chunk)
@@ -197,8 +202,11 @@ def _draw(problem: Problem, rest: AutoContinuous, calls: int) -> tuple[Tensor, T
 
 
 def _fit_to(rest: AutoContinuous, log_weights: Tensor, x: Tensor) -> float:
-    """Fit the law of the latents to half of the draws; what the other half gains by it, in nats.
-    If that is anything it is fitted to all of them, and is otherwise what it was."""
+    """Fit the law of the latents to half of the draws. Where the other half gains by it, fit the
+    law to all draws; otherwise restore it.
+
+    :returns: The gain in nats, 0 where the law was restored.
+    """
     parameters, before = _parameters(rest), _copies(rest)
     half = len(x) // 2
     unseen = _Objective(rest, log_weights[half:], x[half:])

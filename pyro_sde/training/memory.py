@@ -1,4 +1,4 @@
-"""What becomes of memory between two gradients."""
+"""A setting of the system's memory allocator that makes large gradients faster."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import sys
 __all__ = ["keep_memory"]
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Numbers of mallopt(3): how much may lie free at the end of the heap, and how many blocks may be
-mapped, each alone, instead of being part of it."""
+"""Parameters of mallopt(3): how much free memory the end of the heap may hold, and how many blocks
+may be mapped separately instead of being part of the heap."""
 
 
 def keep_memory() -> bool:
-    """Have the process keep the memory that it frees, for the next gradient to take.
+    """Let the process keep the memory that it frees, so that the next gradient can use it.
 
-    The allocator of Linux (glibc) maps tensors of more than 32 MB one by one and gives them back to
-    the system when they are freed, also the end of a large heap; in every gradient the system then
-    hands out the same pages again, cleared. That is a tenth to a third of the time of a model whose
-    graph takes hundreds of megabytes, and makes it grow faster than the model does. After this call
-    the process stays as large as it once was. Call it first thing, as the whole process is
-    concerned.
+    The memory allocator of Linux (glibc) returns freed tensors of more than 32 MB, and the free end
+    of a large heap, to the system. In every gradient the system then hands out the same pages
+    again, cleared. For a model whose graph takes hundreds of megabytes that costs a tenth to a
+    third of the time. After this call the process never shrinks. Call it first in a program,
+    because it affects the whole process.
 
     Example::
 
         >>> from pyro_sde.training import keep_memory
         >>> is_kept = keep_memory()
 
-    :returns: Whether the system has that switch; if not, nothing has changed.
+    :returns: True if the system's allocator has this setting; if not, nothing has changed.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Learning rates over a training, as factors of the largest."""
+"""Learning rate schedules, as factors of the largest learning rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Schedule = Callable[[int], float]
 
 
 def _cosine(x: float) -> float:
-    """From 1 to 0."""
+    """Falls from 1 at x = 0 to 0 at x = 1."""
     return 0.5 * (1 + math.cos(math.pi * x))
 
 
@@ -29,7 +29,7 @@ _NAMED: dict[str, Callable[[float], float]] = {
 
 
 def make_schedule(schedule: str | Schedule | None, steps: int) -> Schedule:
-    """From the number of a step, from 0, to a factor.
+    """A schedule: a function from the number of a step, from 0, to a factor of the learning rate.
 
     Example::
 
@@ -37,9 +37,11 @@ def make_schedule(schedule: str | Schedule | None, steps: int) -> Schedule:
         >>> [round(rise_and_fall(i), 3) for i in (0, 3, 10)]
         [0.04, 1.0, 0.0]
 
-    :param schedule: ``"constant"``, ``"cosine"`` (None; from 1 to 0), ``"one_cycle"`` (from 0.04
-        up to 1 within the first three tenths, then down to 1e-4) or such a function itself.
-    :param steps: How many there are.
+    :param schedule: ``"constant"``, ``"cosine"`` (also None; from 1 down to 0), ``"one_cycle"``
+        (from 0.04 up to 1 within the first three tenths, then down to 1e-4) or a function, which
+        is returned as it is.
+    :param steps: The number of steps.
+    :returns: The function.
     """
     if callable(schedule):
         return schedule

@@ -1,4 +1,4 @@
-"""All that training changes: parameters, buffers, optimiser, random numbers."""
+"""The state that training changes: parameters, buffers, optimiser, random numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def random_state() -> dict[str, Any]:
-    """Of torch on every device, numpy and Python."""
+    """The state of the random numbers of torch (on every device), NumPy and Python."""
     version, python, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
@@ -54,7 +54,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def keep_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, outside is as if it had not been."""
+    """A context that restores the random state at its end."""
     state = random_state()
     try:
         yield
@@ -82,19 +82,19 @@ def buffers_of(**modules: Callable) -> dict[str, Tensor]:
 
 
 def check_same(path: Any, what: str, found: dict[str, Tensor], mine: dict[str, Tensor]) -> None:
-    """That the tensors of a file are those of this model and guide."""
+    """Refuse a file whose tensors are not those of this model and guide."""
     there, here = sorted(set(found) - set(mine)), sorted(set(mine) - set(found))
     if there or here:
         raise CheckpointError(
-            f"{path} is of another model or guide: {what} only there: {there[:5]}, only here: "
-            f"{here[:5]}. Nothing was loaded; give another path to begin anew"
+            f"{path} is of another model or guide: {what} only in the file: {there[:5]}, only in "
+            f"this model and guide: {here[:5]}. Nothing was loaded; give another path to begin anew"
         )
     for name, x in mine.items():
         a, b = found[name], x
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise CheckpointError(
-                f"{path} is of another model or guide: {name} is {_look(a)} there and {_look(b)} "
-                "here. Nothing was loaded; give another path to begin anew"
+                f"{path} is of another model or guide: {name} is {_look(a)} in the file and "
+                f"{_look(b)} here. Nothing was loaded; give another path to begin anew"
             )
 
 
@@ -109,7 +109,7 @@ def copy_into(mine: dict[str, Tensor], found: dict[str, Tensor]) -> None:
 
 
 def optimiser_name(optim: PyroOptim) -> str:
-    """What kind of state it has."""
+    """The names of the optimiser and its scheduler, which determine the form of their state."""
     makers = [optim.pt_optim_constructor, getattr(optim, "pt_scheduler_constructor", None)]
     return " ".join(getattr(m, "__name__", type(m).__name__) for m in makers if m is not None)
 
@@ -117,7 +117,8 @@ def optimiser_name(optim: PyroOptim) -> str:
 def restore_optimiser(
     optim: PyroOptim, state: dict[str, Any], lr: float | None, schedule: Callable[[int], float]
 ) -> None:
-    """
+    """Give an optimiser the state of a checkpoint.
+
     :param lr: The learning rate from now on, to be multiplied by the schedule; None leaves both
         to the optimiser.
     """
@@ -126,14 +127,14 @@ def restore_optimiser(
             rates, (group,) = entry["scheduler"], entry["optimizer"]["param_groups"]
             group["initial_lr"], group["lr"] = lr, lr * schedule(rates["last_epoch"])
             rates["base_lrs"], rates["_last_lr"] = [lr], [group["lr"]]
-    # Pyro gives a state to a parameter's optimiser when it makes that.
+    # Pyro gives each parameter's optimiser its state when it makes that optimiser.
     optim.optim_objs.clear()
     optim.grad_clip.clear()
     optim.set_state(state)
 
 
 def forget_parameters(names: set[str]) -> None:
-    """Take parameters out of Pyro's store again."""
+    """Remove parameters from Pyro's param store."""
     store = pyro.get_param_store()
     for name in names & set(store.keys()):
         del store[name]

@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_vectorised_is_drawn_from_one_by_one():
     y = torch.tensor(1.0).double()
     guide = shaken(model, y)
     assert_evidence(importance(model, guide, y), log_normal(1.0, math.sqrt(1.25)))
-    with pytest.raises(ValueError, match="cannot be drawn from at once"):
+    with pytest.raises(ValueError, match="draws of the model cannot be vectorised"):
         importance(model, guide, y, parallel=True)
 
 

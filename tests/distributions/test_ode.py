@@ -112,13 +112,13 @@ def test_hand_written_guides():
     here = TraceSDE_ELBO(path_estimator="full").differentiable_loss(model, guide, y)
     torch.manual_seed(0)
     torch.testing.assert_close(here, Trace_ELBO().differentiable_loss(model, guide, y))
-    with pytest.raises(ValueError, match="the KL to another flow infinite"):
+    with pytest.raises(ValueError, match="the KL to another ODE infinite"):
         TraceSDE_ELBO().loss(model, lambda y: guide(y, lambda t, z: z), y)
 
     def noisy(y):
         pyro.sample("z", SDEPath(decay, lambda t, z: 0.1, start(), TIMES))
 
-    with pytest.raises(ValueError, match=r"the KL is infinite\. Give both the same kind"):
+    with pytest.raises(ValueError, match=r"the KL is infinite\. Use the same kind of path"):
         TraceSDE_ELBO().loss(model, noisy, y)
 
 

@@ -12,6 +12,8 @@ import pytest
 import pyro_sde
 
 OF_PYRO = {"validate_args"}  # every distribution has it, with one meaning
+NOTHING = ("None", "NoReturn", "Iterator[None]")  # the last is that of a context manager
+OF_TORCH = {"extra_repr"}  # every module has it, with one meaning
 
 
 def public_modules():
@@ -34,7 +36,24 @@ def public_names():
     return dict(found.values())
 
 
+def public_functions():
+    """The functions among the public names, and the methods of public classes, inherited ones too,
+    if this package defines them. Properties and methods with two underscores are left out."""
+    found = {}
+    for name, value in public_names().items():
+        if not inspect.isclass(value):
+            found[name] = value
+            continue
+        for cls in (c for c in value.__mro__ if c.__module__.startswith("pyro_sde.")):
+            for key in vars(cls):
+                method = getattr(cls, key)
+                if key[0] != "_" and key not in OF_TORCH and inspect.isroutine(method):
+                    found[f"{cls.__module__}.{cls.__name__}.{key}"] = method
+    return found
+
+
 NAMES = public_names()
+FUNCTIONS = public_functions()
 ALL = pytest.mark.parametrize("value", NAMES.values(), ids=NAMES)
 
 
@@ -72,6 +91,22 @@ def test_every_parameter_is_described(value):
     needed = set(inspect.signature(value).parameters) - OF_PYRO
     assert needed - described == set(), "parameters without :param name:"
     assert described - needed - OF_PYRO == set(), ":param name: of no parameter"
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_what_is_returned_is_described(function):
+    """A method without a doc string has that of the method that it overrides."""
+    hint = inspect.signature(function).return_annotation
+    assert hint is not inspect.Signature.empty, "no annotation of what is returned"
+    described = ":returns:" in (inspect.getdoc(function) or "")
+    assert described == (hint not in NOTHING), f":returns: in the doc string, and it returns {hint}"
+
+
+def test_methods_are_found_where_they_are_defined():
+    found = set(FUNCTIONS)
+    assert "pyro_sde.distributions.path.PathDistribution.draw" in found
+    assert "pyro_sde.guides.posterior_summary.PosteriorSummaryMixin.median" in found
+    assert "pyro_sde.guides.auto_sde.AutoSDE.register_buffer" not in found
 
 
 @pytest.mark.parametrize("module", public_modules())

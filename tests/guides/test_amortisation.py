@@ -174,7 +174,7 @@ def test_other_names_of_the_arguments():
 
 def test_refusals():
     times, values, mask, grid = data()
-    with pytest.raises(ValueError, match="give AutoSDE an encoder too"):
+    with pytest.raises(ValueError, match="give AutoSDE an encoder, too"):
         AutoSDE(model, observations=lambda *a: a)
     with pytest.raises(ValueError, match="hidden must be an integer of at least 1: found 0"):
         GRUEncoder(1, hidden=0)

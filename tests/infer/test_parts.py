@@ -188,7 +188,7 @@ def test_elbo_parts_averages_and_the_last_evaluation_counts():
 
 def test_refusals():
     guide = shaken(simple, Y)
-    with pytest.raises(TypeError, match="a Trace_ELBO does not tell its parts; use TraceSDE_ELBO"):
+    with pytest.raises(TypeError, match="Trace_ELBO does not record its parts; use TraceSDE_ELBO"):
         elbo_parts(simple, guide, Y, elbo=Trace_ELBO())
     with pytest.raises(ValueError, match="num_particles belongs to the ELBO"):
         elbo_parts(simple, guide, Y, elbo=TraceSDE_ELBO(), num_particles=3)

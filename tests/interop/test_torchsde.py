@@ -76,12 +76,12 @@ def test_seed_shapes_and_options():
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
     price = GeometricBrownianMotion(0.2, TIMES, 100.0)
     assert (sample(price, (3,)) > 0).all()
-    with pytest.raises(ValueError, match="on one grid, this path has times of shape"):
+    with pytest.raises(ValueError, match="on one grid, and path has times of shape"):
         sample(OrnsteinUhlenbeck(1.0, 0.0, 1.0, torch.stack([TIMES, 2 * TIMES])))
     with pytest.raises(TypeError, match="must be a path distribution, found Normal"):
         sample(dist.Normal(0.0, 1.0))
     shrunk = ControlledPath(path, lambda t, z: (z, z), contraction=True)
-    with pytest.raises(ValueError, match="discretisation of no SDE"):
+    with pytest.raises(ValueError, match="does not discretise an SDE"):
         sample(shrunk)
 
 
@@ -221,7 +221,7 @@ def test_refusals():
     pyro.clear_param_store()
     with pytest.raises(ValueError, match=r"call guide\.setup"):
         Joint(net, AutoSDE(net, name="other"))
-    with pytest.raises(ValueError, match="which no SDE does: build it with"):
+    with pytest.raises(ValueError, match="so it is not an SDE: build it"):
         Joint(net, AutoSDE(net, contraction=True, name="third").setup(X, Y))
     joint = Joint(net, guide)
     with pytest.raises(NotImplementedError, match="one path of weights"):
@@ -237,10 +237,10 @@ def test_refusals():
 
     twice = Twice()
     x = torch.randn(3, 2)
-    with pytest.raises(NotImplementedError, match="used twice"):
+    with pytest.raises(NotImplementedError, match="called twice"):
         Joint(twice, AutoSDE(twice, name="fourth").setup(x))(x)
 
     pyro.clear_param_store()
     smooth = SDEBlock(nn.Linear(2, 2), steps=3, regularise={"kinetic": 0.1})
-    with pytest.raises(NotImplementedError, match=r"knows no energies.*'kinetic': 0\.1"):
+    with pytest.raises(NotImplementedError, match=r"does not support energies.*'kinetic': 0\.1"):
         Joint(smooth, AutoSDE(smooth, name="fifth").setup(x))(x)

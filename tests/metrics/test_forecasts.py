@@ -101,7 +101,7 @@ def test_what_cannot_be_scored():
         ((samples[:, :3], observed), r"\(m, 4, 2\): found \(30, 3, 2\)"),
         ((samples, observed, mask.double()), "mask must be boolean"),
         ((samples, observed, mask[:, :1]), r"mask must have the shape of observed, \(4, 2\)"),
-        ((samples, observed, ~mask), "nothing was observed"),
+        ((samples, observed, ~mask), "no value was observed"),
         ((samples[:1], observed), "samples has 1 draw"),
     ]:
         with pytest.raises(ValueError, match=message):

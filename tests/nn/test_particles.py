@@ -170,7 +170,7 @@ def test_event_dim_tells_sequences_from_particles():
     assert h.shape == (P, P, P, 2)
     assert_loop(block, h, draws, x)
     block = SDEBlock(mlp(), steps=3)
-    with pytest.raises(ValueError, match=r"particles \(3,\).*say event_dim="):
+    with pytest.raises(ValueError, match=r"particles of shape \(3,\).*pass event_dim="):
         particles(block, 1)(torch.randn(4, P, 2))
     assert block(torch.randn(4, P, 2)).shape == (4, P, 2)
 

@@ -260,7 +260,7 @@ def test_legends_cover_no_curve():
         (lambda: plot_band(TIMES, torch.randn(5, 2, T, 1), series=2), r"series=.* found 2"),
         (
             lambda: plot_band(TIMES, torch.randn(5, 2, 3, T, 1), series=1),
-            r"as many as there are dimensions, found 1",
+            r"with a number for each dimension, found 1",
         ),
         (lambda: plot_band(TIMES, torch.randn(5, T), [0.5, 1.0]), r"levels must lie between 0"),
         (lambda: plot_band(TIMES, torch.randn(5, T), []), r"levels must lie between 0"),
@@ -271,7 +271,7 @@ def test_legends_cover_no_curve():
         (lambda: plot_reliability(torch.ones(3, 1)), r"labels is missing"),
         (
             lambda: plot_reliability(reliability_curve(torch.eye(2), torch.tensor([0, 1])), TIMES),
-            r"labels go with probabilities",
+            r"labels belong to probabilities",
         ),
         (
             lambda: plot_reliability(ReliabilityCurve(TIMES, TIMES, torch.zeros(T))),

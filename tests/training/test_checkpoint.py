@@ -117,7 +117,7 @@ def test_a_finished_run_is_loaded(tmp_path):
 def test_a_file_is_not_overwritten(tmp_path):
     path = tmp_path / "run.pt"
     run("functional", steps=1, checkpoint=path)
-    with pytest.raises(FileExistsError, match=r"run\.pt is there already.*resume=True"):
+    with pytest.raises(FileExistsError, match=r"run\.pt exists already.*resume=True"):
         run("functional", steps=1, checkpoint=path)
     run("functional", steps=2, checkpoint=tmp_path / "new" / "a.pt", resume=True)  # none yet
 
@@ -166,13 +166,13 @@ def cut_off(path):
 
 
 FOREIGN = {
-    "text": (lambda path: path.write_text("step 3\n"), "no checkpoint of pyro_sde"),
-    "empty": (lambda path: path.write_bytes(b""), "no checkpoint of pyro_sde"),
-    "cut_off": (cut_off, "or only a part of one"),
+    "text": (lambda path: path.write_text("step 3\n"), "not a checkpoint of pyro_sde"),
+    "empty": (lambda path: path.write_bytes(b""), "not a checkpoint of pyro_sde"),
+    "cut_off": (cut_off, "or is cut off"),
     "pickle": (pickled, "none of its code was run"),
     "code": (saved_code, "none of its code was run"),
     "weights": (lambda path: torch.save(torch.nn.Linear(1, 1).state_dict(), path), "another prog"),
-    "tensor": (lambda path: torch.save(torch.ones(2), path), "another programme"),
+    "tensor": (lambda path: torch.save(torch.ones(2), path), "another program"),
     "version": (
         lambda path: torch.save({"format": "pyro_sde checkpoint", "version": 2}, path),
         "format version 2, and this pyro_sde reads 1",
@@ -211,17 +211,18 @@ def test_the_checkpoint_of_another_training_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"'seed': \(5, 6\)"):
         run("functional", seed=6, **resume)
     with pytest.raises(
-        CheckpointError, match=r"parameters only there: \[.*rest.*only here: .*layers"
+        CheckpointError,
+        match=r"parameters only in the file: \[.*rest.*only in this model and guide: .*layers",
     ):
         run("modular", **resume)
     assert list(pyro.get_param_store().keys()) == []  # what was made to compare is gone again
-    with pytest.raises(CheckpointError, match=r"is float64 \(2, 64\) there and float64 \(1, 64\)"):
+    with pytest.raises(CheckpointError, match=r"is float64 \(2, 64\) in the file and .* \(1, 64\)"):
         model, _, elbo = make("functional")
         guide = AutoSDE(model, contraction=None)
         pyro_sde.fit(model, guide, DATA, elbo=elbo, **options() | resume)
     torch.set_default_dtype(torch.float32)
     model, guide, elbo = make("functional")
-    with pytest.raises(CheckpointError, match=r"float64.* there and float32"):
+    with pytest.raises(CheckpointError, match=r"float64.* in the file and float32"):
         pyro_sde.fit(model, guide, DATA, elbo=elbo, **options() | resume)
 
 

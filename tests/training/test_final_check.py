@@ -67,7 +67,7 @@ def test_draws_that_are_too_large_are_not_kept(capsys):
 
     history = fit(model, AutoNormal(model), steps=1, elbo=Trace_ELBO())
     assert history.importance is None
-    assert "1000 draws of 20,000 numbers are much to keep" in capsys.readouterr().err
+    assert "1000 draws of 20,000 numbers are more than fit keeps" in capsys.readouterr().err
 
 
 def test_a_model_that_is_slow_is_not_waited_for(capsys, monkeypatch):

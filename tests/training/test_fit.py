@@ -320,7 +320,7 @@ def test_the_bar_shows_the_parts(capsys, monkeypatch):
         ({"steps": 1, "epochs": 1}, "either steps or epochs"),
         ({"steps": 1, "batch_size": 9}, "batch_size must be 1 to 7.*found 9"),
         ({"steps": 1, "lr": 0.0}, "lr must be positive: found 0.0"),
-        ({"steps": 1, "patience": 2}, "validation, which is not given"),
+        ({"steps": 1, "patience": 2}, "need validation"),
         ({"steps": 1, "lr": 0.1, "optim": pyro.optim.Adam({})}, "learning rate of its own"),
         ({"steps": 1, "resume": True}, "give checkpoint, a path"),
     ],
@@ -334,7 +334,7 @@ def test_refusals(options, message):
 def test_data_that_have_no_rows_in_common():
     with pytest.raises(ValueError, match=r"same number of rows.*'index': 7, 'grid': 5"):
         Batches({"index": DATA[0], "grid": torch.zeros(5)}, 2)
-    with pytest.raises(ValueError, match="data has none"):
+    with pytest.raises(ValueError, match="data has no tensor"):
         Batches((1.0, torch.tensor(2.0)), 2)
 
 

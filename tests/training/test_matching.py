@@ -142,7 +142,7 @@ def test_a_model_for_one_draw_at_a_time_is_left_as_it_is():
 
     guide = AutoSDE(one_by_one)
     history = fit(one_by_one, guide, Y, steps=3, progress=False)
-    assert "cannot be drawn at once" in history.matching.reason
+    assert "draws cannot be vectorised" in history.matching.reason
 
 
 def test_a_guide_that_has_no_joint_density_is_an_error_and_fit_passes_it():
