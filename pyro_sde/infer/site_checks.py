@@ -12,9 +12,9 @@ from ..times import PARTICLES
 __all__ = ["UNSQUEEZE", "check_event_shapes", "check_traces", "sites_of_size"]
 
 UNSQUEEZE = (
-    "Vectorised particles make a batch of every latent: a latent parameter of a path needs one "
-    "more dimension for the state, x.unsqueeze(-1), and one of a distribution under .to_event(n) "
-    "needs n more"
+    "Vectorised particles make a batch of every latent. A process of one number takes latents as "
+    "they are drawn, OrnsteinUhlenbeck.scalar(rate, ...); one in R^D needs one more dimension for "
+    "the state, rate.unsqueeze(-1), and a distribution under .to_event(n) needs n more"
 )
 
 
@@ -93,7 +93,8 @@ def _check_claimed(name: str, site: Any) -> None:
             f"site {name!r} has a log_prob of batch shape {shape}, and no plate claims its dim "
             f"{dim}, of size {shape[dim]} ({plates or 'it is in no plate'}): the ELBO would count "
             f"the site {shape[dim]} times. Put independent elements into a pyro.plate, and "
-            f"dependent ones into the event with .to_event(1). {UNSQUEEZE}. The states of a path "
-            "at times that make up a plate are select(path, grid, at)[..., 0] inside of that "
-            "plate, or with plate_dim=, not path[..., index, 0]"
+            f"dependent ones into the event with .to_event(1). {UNSQUEEZE}. Where times "
+            "make up a plate, read the path inside of that plate, process.at(z, times) or "
+            "select(path, grid, times)[..., 0], or say plate_dim=; path[..., index, 0] does not know "
+            "of plates"
         )

@@ -115,7 +115,8 @@ def fit(
     :param data: The arguments of both: a tuple, a dict by name, or a single argument. NumPy arrays
         become tensors, and floating point numbers get torch's default dtype.
     :param steps: The number of steps, 1500 if neither this nor ``epochs`` is given.
-    :param epochs: The number of passes over the data, in the place of ``steps``; without ``batch_size`` an epoch is a step.
+    :param epochs: The number of passes over the data, in the place of ``steps``; without
+        ``batch_size`` an epoch is a step.
     :param batch_size: The number of rows (first dimension) of every tensor in ``data`` that a step
         sees. What is left over at the end of an epoch, less than a batch, is dropped; each epoch
         shuffles the rows anew.
