@@ -105,7 +105,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     belongs to the upper one, and a confidence of 1 to the last; torchmetrics alone would put the
     latter into a bin of its own.
 
-    Needs ``pip install pyro-sde[metrics]``, as do :func:`classification` and :func:`auroc`.
+    Needs ``pip install 'pyro-sde[metrics]'``, as do :func:`classification`, :func:`auroc` and
+    :func:`ood_auroc`.
 
     Example::
 
@@ -122,7 +123,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     confidence, right = _top(*_checked(probs, labels))
     # The multi-class form is this very one, but sums in float32: with 60 000 rows in one bin its
     # second digit is already wrong.
-    error = import_with_repair(_METRICS).binary_calibration_error(
+    error = import_with_repair(_METRICS, "ece").binary_calibration_error(
         _below_one(confidence), right.long(), n_bins=bins, norm="l1"
     )
     return error.item()
@@ -195,7 +196,8 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     # Ranks in [0, 1]: to anything outside, torchmetrics applies a sigmoid, which ties large scores.
     distinct, rank = torch.cat([inner, outer]).unique(return_inverse=True)
     target = torch.cat([torch.zeros_like(inner), torch.ones_like(outer)]).long()
-    area = import_with_repair(_METRICS).binary_auroc(rank.double() / distinct.numel(), target)
+    metrics = import_with_repair(_METRICS, "auroc")
+    area = metrics.binary_auroc(rank.double() / distinct.numel(), target)
     return area.item()
 
 
@@ -218,6 +220,7 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
             f"probs_in has {inner.shape[-1]} classes, probs_out {outer.shape[-1]}: entropies "
             "compare only over the same classes"
         )
+    import_with_repair(_METRICS, "ood_auroc")  # here, to name this function if it is missing
     return auroc(_entropy(inner), _entropy(outer))
 
 
@@ -239,6 +242,7 @@ def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, f
     """
     _check_bins(bins)
     p, labels = _checked(probs, labels)
+    import_with_repair(_METRICS, "classification")  # here, to name this function if it is missing
     return {
         "accuracy": accuracy(p, labels),
         "nll": nll(p, labels),
