@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent
-FENCED = re.compile(r"^(```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^( {0,3}```.*?^ {0,3}```[ \t]*$)", re.DOTALL | re.MULTILINE)
 CODE = r"(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)"
 TEXT = r"\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|`[^`]*`|[^\[\]`])*)\]"  # an image may be in a link
 LINK = rf"(?P<image>!?){TEXT}\((?P<target>[^)\s]+)(?P<title>[^)]*)\)"
