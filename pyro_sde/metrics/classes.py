@@ -105,8 +105,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     belongs to the upper one, and a confidence of 1 to the last; torchmetrics alone would put the
     latter into a bin of its own.
 
-    Needs ``pip install 'pyro-sde[metrics]'``, as do :func:`classification`, :func:`auroc` and
-    :func:`ood_auroc`.
+    Needs the extra ``metrics``, as do :func:`classification`, :func:`auroc` and :func:`ood_auroc`.
 
     Example::
 
@@ -197,8 +196,7 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     distinct, rank = torch.cat([inner, outer]).unique(return_inverse=True)
     target = torch.cat([torch.zeros_like(inner), torch.ones_like(outer)]).long()
     metrics = import_with_repair(_METRICS, "auroc")
-    area = metrics.binary_auroc(rank.double() / distinct.numel(), target)
-    return area.item()
+    return metrics.binary_auroc(rank.double() / distinct.numel(), target).item()
 
 
 def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
