@@ -10,7 +10,6 @@ growth".
 import argparse
 import csv
 import math
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -18,7 +17,7 @@ import torch
 from common import EXACT, INK, POSTERIOR, parser, plt, save, train
 from torch import Tensor
 
-from pyro_sde import AutoSDE, TraceSDE_ELBO, fill_missing, forecast
+from pyro_sde import AutoSDE, TraceSDE_ELBO, datasets, fill_missing, forecast
 from pyro_sde.distributions import SDEPath
 from pyro_sde.metrics import coverage, crps, interval
 from pyro_sde.plotting import plot_band
@@ -32,8 +31,8 @@ LEVELS = [0.05, 0.5, 0.95]
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """Years since 1958 and ppm, NaN where there was no measurement."""
-    with open(Path(__file__).parent / "data" / "co2_weekly.csv") as file:
+    """Years since 1958, subtracted before they are rounded to single precision, and ppm."""
+    with open(datasets.path("co2_weekly")) as file:
         rows = list(csv.DictReader(file))
     t = torch.tensor([float(r["t_year"]) - START for r in rows])
     y = torch.tensor([float(r["co2_ppmv"] or "nan") for r in rows])

@@ -9,7 +9,6 @@ import argparse
 import csv
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -18,7 +17,7 @@ from common import EXACT, INK, POSTERIOR, parser, plt, save, train
 from pyro.infer import Predictive
 from torch import Tensor
 
-from pyro_sde import AutoSDE, TraceSDE_ELBO, time_grid
+from pyro_sde import AutoSDE, TraceSDE_ELBO, datasets, time_grid
 from pyro_sde.distributions import BrownianMotion, PoissonProcess
 from pyro_sde.plotting import plot_band
 
@@ -28,8 +27,8 @@ LEVELS = torch.tensor([0.05, 0.5, 0.95])
 
 
 def load() -> Tensor:
-    """Years since the start, the only origin from which single precision resolves a day."""
-    with open(Path(__file__).parent / "data" / "coal_disasters.csv") as file:
+    """Years since the start, subtracted before they are rounded to single precision."""
+    with open(datasets.path("coal_disasters")) as file:
         return torch.tensor([float(r["t_year"]) - START for r in csv.DictReader(file)])
 
 

@@ -6,10 +6,8 @@ dimension quadrature can compute it); the figure shows the posterior beside the 
 """
 
 import argparse
-import csv
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -18,7 +16,7 @@ from common import EXACT, exact_filter, parser, plt, quantiles, save, train
 from pyro.infer import Predictive
 from torch import Tensor
 
-from pyro_sde import AutoSDE, TraceSDE_ELBO, select, time_grid
+from pyro_sde import AutoSDE, TraceSDE_ELBO, datasets, select, time_grid
 from pyro_sde.distributions import OrnsteinUhlenbeck
 from pyro_sde.plotting import plot_band, plot_paths
 
@@ -40,19 +38,12 @@ LIKELIHOODS: dict[str, tuple[Callable[[Tensor], dist.Distribution], str, str]] =
 }
 
 
-def load(column: str) -> tuple[Tensor, Tensor]:
-    with open(Path(__file__).parent / "data" / "irregular.csv") as file:
-        rows = list(csv.DictReader(file))
-    t = torch.tensor([float(r["t"]) for r in rows])
-    y = torch.tensor([float(r[column]) for r in rows])
-    return t, y
-
-
 def main(args: argparse.Namespace) -> float:
     pyro.set_rng_seed(args.seed)
     pyro.clear_param_store()
     likelihood, column, _ = LIKELIHOODS[args.likelihood]
-    t_obs, y = load(column)
+    data = datasets.load("irregular")
+    t_obs, y = data["t"], data[column]
     grid = time_grid(0.0, END, dt=args.dt, include=t_obs)
 
     def model(y: Tensor | None = None) -> None:

@@ -10,10 +10,8 @@ ODE (B. Carpenter, 2018). Beside NUTS: benchmarks/nuts_reference.py.
 """
 
 import argparse
-import csv
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -22,7 +20,7 @@ from common import EXACT, POSTERIOR, parser, plt, save, train
 from pyro.infer import Predictive
 from torch import Tensor
 
-from pyro_sde import AutoSDE, TraceSDE_ELBO, select, time_grid
+from pyro_sde import AutoSDE, TraceSDE_ELBO, datasets, select, time_grid
 from pyro_sde.distributions import SDEPath
 from pyro_sde.metrics import coverage
 from pyro_sde.plotting import plot_band
@@ -37,10 +35,8 @@ SAMPLES = 2000
 
 
 def load() -> tuple[Tensor, Tensor]:
-    with open(Path(__file__).parent / "data" / "hudson_bay_lynx_hare.csv") as file:
-        rows = list(csv.DictReader(file))
-    pelts = [[float(r["hare_thousands"]), float(r["lynx_thousands"])] for r in rows]
-    return torch.tensor([float(r["year"]) for r in rows]), torch.tensor(pelts)
+    data = datasets.load("hudson_bay_lynx_hare")
+    return data["year"], torch.stack([data["hare_thousands"], data["lynx_thousands"]], -1)
 
 
 def make_model(grid: Tensor, years: Tensor) -> Callable[..., None]:

@@ -1,6 +1,7 @@
 """Stochastic differential equations as ordinary Pyro sample sites."""
 
 from . import (
+    datasets,
     diagnostics,
     distributed,
     distributions,
@@ -22,7 +23,7 @@ from .series import Series, check_series, fill_missing, pad_series, series_grid
 from .times import select, time_grid
 from .training import History, fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AutoSDE",
@@ -36,6 +37,7 @@ __all__ = [
     "TraceSDE_ELBO",
     "anneal_kl",
     "check_series",
+    "datasets",
     "diagnostics",
     "distributed",
     "distributions",

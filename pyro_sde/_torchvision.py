@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from types import ModuleType
 
 import torch
 
+from ._extras import import_extra
+
 __all__ = ["import_with_repair"]
 
-_EXTRAS = {"torchmetrics": "metrics", "torchvision": "vision"}
+_PACKAGES = {"torchmetrics", "torchvision"}
 
 
-def import_with_repair(name: str) -> ModuleType:
+def import_with_repair(name: str, function: str) -> ModuleType:
     """The module ``name``, imported even where torchvision's compiled operators do not load.
 
     A torchvision from a CUDA wheel beside a CPU build of torch cannot load its compiled library,
@@ -26,38 +27,27 @@ def import_with_repair(name: str) -> ModuleType:
 
     Example::
 
-        >>> classification = import_with_repair("torchmetrics.functional.classification")
+        >>> classification = import_with_repair("torchmetrics.functional.classification", "auroc")
         >>> classification.binary_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1])).item()
         1.0
 
     :param name: A module of torchvision or torchmetrics, dotted where it is inside.
+    :param function: The function that the user has called, for the error if there is no package.
+    :returns: The module.
     """
     try:
-        return _import(name)
+        return import_extra(name, function)
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise
     _declare_schemas()
     # Python takes back only the package whose import failed, not what that one had imported.
     # A package that is still there was imported whole, and others hold references to it.
-    broken = {package for package in _EXTRAS if package not in sys.modules}
+    broken = {package for package in _PACKAGES if package not in sys.modules}
     for module in list(sys.modules):
         if module.partition(".")[0] in broken:
             del sys.modules[module]
-    return _import(name)
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(error.name or "")
-        if extra is None:
-            raise
-        raise ImportError(
-            f"{name} needs {error.name}, which is not installed: pip install pyro-sde[{extra}]",
-            name=error.name,
-        ) from error
+    return import_extra(name, function)
 
 
 # Cached to keep the library alive, with which the schemas would vanish; and torch refuses a second.

@@ -69,7 +69,7 @@ def load_idx(root: Path, name: str, train: bool) -> Images:
 
 def _mnist(root: Path, train: bool) -> Images:
     if not list(root.glob("MNIST/raw/*idx3-ubyte*")):
-        import_with_repair("torchvision")
+        import_with_repair("torchvision", 'load("MNIST")')
         from torchvision.datasets import MNIST
 
         MNIST(root, train=train, download=True)
@@ -84,7 +84,7 @@ def _cifar10(root: Path, train: bool) -> Images:
         with np.load(archive) as data:
             x, y = (_entry(data, kind, train) for kind in ("x", "y"))
     else:
-        import_with_repair("torchvision")
+        import_with_repair("torchvision", 'load("CIFAR10")')
         from torchvision.datasets import CIFAR10
 
         there = (root / CIFAR10.base_folder).exists()

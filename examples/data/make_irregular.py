@@ -1,13 +1,12 @@
-"""Makes irregular.csv: one latent Ornstein-Uhlenbeck path seen in three ways at irregular times."""
+"""Makes the data set "irregular": one latent Ornstein-Uhlenbeck path seen in three ways."""
 
 import csv
-from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import torch
 
-from pyro_sde import select, time_grid
+from pyro_sde import datasets, select, time_grid
 from pyro_sde.distributions import OrnsteinUhlenbeck
 
 pyro.set_rng_seed(1)
@@ -23,7 +22,7 @@ count = dist.Poisson((1.5 + z).exp()).sample().int()
 category = dist.Categorical(logits=torch.stack([-2 * z, torch.full_like(z, 0.5), 2 * z], -1))
 category = category.sample()
 
-with open(Path(__file__).with_name("irregular.csv"), "w", newline="") as file:
+with open(datasets.path("irregular"), "w", newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["t", "value", "count", "category"])
     for row in zip(t.tolist(), value.tolist(), count.tolist(), category.tolist(), strict=True):

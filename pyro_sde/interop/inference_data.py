@@ -10,6 +10,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor
 
+from .._extras import import_extra
 from .sites import Samples, Site, array, by_chain, sites_of
 
 __all__ = ["to_arviz"]
@@ -36,7 +37,7 @@ def to_arviz(
     prior. Samples of sites that the model does not have are left out, as are samples that equal the
     data. The data are NaN where they are masked.
 
-    Needs ``pip install pyro-sde[arviz]``.
+    Needs ``pip install 'pyro-sde[arviz]'``.
 
     Example::
 
@@ -73,10 +74,7 @@ def to_arviz(
     :param coords: Coordinates of dimensions, by name: ``{"obs": times}`` for a plate of that name.
     :returns: The ``arviz.InferenceData``.
     """
-    try:
-        import arviz
-    except ImportError as e:
-        raise ImportError("to_arviz() needs ArviZ: pip install pyro-sde[arviz]") from e
+    arviz = import_extra("arviz", "to_arviz")
     args, kwargs = ((), dict(data)) if isinstance(data, Mapping) else (tuple(data), {})
     sites = sites_of(_trace(model, args, kwargs), dims or {})
     if hasattr(posterior, "get_samples"):

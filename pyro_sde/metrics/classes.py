@@ -106,7 +106,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     belongs to the upper bin, and a confidence of 1 to the last bin (torchmetrics alone would put it
     into a bin of its own).
 
-    Needs ``pip install pyro-sde[metrics]``, as do :func:`classification` and :func:`auroc`.
+    Needs the extra ``metrics``, as do :func:`classification`, :func:`auroc` and :func:`ood_auroc`.
 
     Example::
 
@@ -123,7 +123,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     confidence, right = _top(*_checked(probs, labels))
     # torchmetrics' multi-class form is the same, but it sums in float32: with 60 000 rows in one
     # bin its second digit is wrong.
-    error = import_with_repair(_METRICS).binary_calibration_error(
+    error = import_with_repair(_METRICS, "ece").binary_calibration_error(
         _below_one(confidence), right.long(), n_bins=bins, norm="l1"
     )
     return error.item()
@@ -195,8 +195,8 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     # Ranks in [0, 1], because torchmetrics applies a sigmoid to other scores and so ties large ones
     distinct, rank = torch.cat([inner, outer]).unique(return_inverse=True)
     target = torch.cat([torch.zeros_like(inner), torch.ones_like(outer)]).long()
-    area = import_with_repair(_METRICS).binary_auroc(rank.double() / distinct.numel(), target)
-    return area.item()
+    metrics = import_with_repair(_METRICS, "auroc")
+    return metrics.binary_auroc(rank.double() / distinct.numel(), target).item()
 
 
 def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
@@ -220,6 +220,7 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
             f"probs_in has {inner.shape[-1]} classes, probs_out {outer.shape[-1]}: entropies "
             "compare only over the same classes"
         )
+    import_with_repair(_METRICS, "ood_auroc")  # here, to name this function if it is missing
     return auroc(_entropy(inner), _entropy(outer))
 
 
@@ -241,6 +242,7 @@ def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, f
     """
     _check_bins(bins)
     p, labels = _checked(probs, labels)
+    import_with_repair(_METRICS, "classification")  # here, to name this function if it is missing
     return {
         "accuracy": accuracy(p, labels),
         "nll": nll(p, labels),

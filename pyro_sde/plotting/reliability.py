@@ -64,7 +64,7 @@ def plot_reliability(
     accuracy, confidence = np.where(full, accuracy, 0.0), np.where(full, confidence, 0.0)
     width = 1 / len(count)
     middle = width * (np.arange(len(count)) + 0.5)
-    ax = new_axes(ax, 4.4, 4.6)
+    ax = new_axes("plot_reliability", ax, 4.4, 4.6)
     ax.plot([0, 1], [0, 1], "--", color=INK, lw=0.9, zorder=3, label="perfect")
     ax.bar(middle, accuracy, 0.94 * width, color=color, alpha=0.75, lw=0, label="accuracy")
     gap = {"color": ACCENT, "alpha": 0.3, "lw": 0}

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from .._extras import import_extra
+
 __all__ = ["ACCENT", "INK", "MUTED", "PALETTE", "POSTERIOR", "finish", "new_axes"]
 
 INK, POSTERIOR, ACCENT, MUTED = "#222222", "#2f6db3", "#d1495b", "#8a8a8a"
@@ -13,14 +15,18 @@ PALETTE = (POSTERIOR, "#d9822b", "#3a7d44", "#8e6c8a", "#a0522d", "#17829c")
 FONT = 8.0  # size of the legend's font, in points
 
 
-def new_axes(ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
-    """``ax``, or the Axes of a new figure."""
+def new_axes(function: str, ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
+    """``ax``, or that of a new figure.
+
+    :param function: The function that the user has called, for the error if there is no matplotlib.
+    :param ax: The matplotlib Axes that the user has passed, or None.
+    :param width: Of a new figure, in inches.
+    :param height: Of a new figure, in inches.
+    :returns: The matplotlib Axes.
+    """
     if ax is not None:
         return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise ImportError("pyro_sde.plotting needs matplotlib: pip install pyro-sde[plot]") from e
+    plt = import_extra("matplotlib.pyplot", function)
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 

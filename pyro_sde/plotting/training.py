@@ -49,7 +49,7 @@ def plot_training(history: Any, *, smooth: int = 1, rate: bool = False, ax: Any 
     if rate and not len(lr):
         raise ValueError("rate=True needs a history with lr, the learning rate of every step")
     _check_smooth(smooth)
-    ax = new_axes(ax)
+    ax = new_axes("plot_training", ax)
     if len(likelihood):
         (t, low), (_, high) = (_smooth(step, y, smooth) for y in (elbo, likelihood))
         ax.fill_between(t, low, high, color=LIKELIHOOD, alpha=0.15, lw=0, label="KL")
@@ -102,7 +102,7 @@ def plot_kl(history: Any, *, smooth: int = 1, ax: Any = None) -> Any:
         )
     by_site = _get(history, "kl_by_site") or {}
     _check_smooth(smooth)
-    ax = new_axes(ax)
+    ax = new_axes("plot_kl", ax)
     _curve(ax, step, kl, smooth, INK, "KL")
     for i, (name, values) in enumerate(by_site.items()):
         color = PALETTE[i % len(PALETTE)]

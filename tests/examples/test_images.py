@@ -70,7 +70,7 @@ def test_cifar10_from_npz(root):
 
 
 def test_missing_data_says_where_to_put_it(tmp_path, monkeypatch):
-    def offline(name):
+    def offline(name, function):
         raise OSError("no network")
 
     monkeypatch.setattr(images, "import_with_repair", offline)

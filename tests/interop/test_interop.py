@@ -202,15 +202,9 @@ def test_a_plate_that_subsamples_is_refused():
         to_arviz(some, (), {"x": torch.zeros(3, 4)})
 
 
-def test_arviz_is_imported_late_and_asked_for():
+def test_arviz_is_imported_late():
     code = """
 import sys, pyro_sde
 assert not {"arviz", "xarray", "matplotlib"} & set(sys.modules)
-sys.modules["arviz"] = None
-try:
-    pyro_sde.to_arviz(lambda: None, (), {})
-except ImportError as e:
-    print(e)
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install pyro-sde[arviz]" in out.stdout
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,6 @@
 """What is drawn: every line, band and bar against the numbers it stands for."""
 
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import matplotlib
@@ -287,17 +285,3 @@ def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
     assert not plt.get_fignums()  # refused before a figure is made
-
-
-def test_matplotlib_is_imported_late_and_asked_for():
-    code = """
-import sys, pyro_sde, torch
-assert "matplotlib" not in sys.modules
-sys.modules["matplotlib"] = None
-try:
-    pyro_sde.plotting.plot_paths(torch.arange(3.0), torch.zeros(2, 3))
-except ImportError as e:
-    print(e)
-"""
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install pyro-sde[plot]" in out.stdout
