@@ -57,7 +57,7 @@ def test_the_bound_is_near_the_evidence(trained):
 
 
 def test_held_out_series_are_hardly_worse(trained):
-    """They are by 0.005 nat after 600 steps (benchmarks/RESULTS.md): by three standard errors."""
+    """They are by 0.005 nat after 600 steps (docs/results/evidence.md): 3 standard errors."""
     guide, train, held_out, _ = trained
     a, b = gaps(guide, *train), gaps(guide, *held_out)
     error = (a.var() / len(a) + b.var() / len(b)).sqrt()

@@ -1,7 +1,7 @@
 """AutoSDE(model) and fit without options, against what is known of the posterior.
 
 16 particles, and as many of the 1500 steps of the benchmark as each problem needs; its three seeds
-are within the asserted numbers, see RESULTS.md.
+are within the asserted numbers, see docs/results/evidence.md.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Every code block of the README and the docs runs; every command that they name exists."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def targets():
     return set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@functools.cache
 def options_of(script):
     """What a script's parser knows, its helpers' in examples/common included."""
     texts = [script.read_text(), *(p.read_text() for p in (ROOT / "examples/common").glob("*.py"))]
