@@ -95,5 +95,5 @@ def _check_claimed(name: str, site: Any) -> None:
             f"the site {shape[dim]} times. Put independent elements into a pyro.plate, and "
             f"dependent ones into the event with .to_event(1). {UNSQUEEZE}. Where times "
             "make up a plate, read the path inside of that plate, process.at(z, times) or "
-            "select(path, grid, times)[..., 0], or say plate_dim=; path[..., index, 0] ignores plates"
+            "select(path, grid, times)[..., 0], or say plate_dim=: path[..., index, 0] will not do"
         )
