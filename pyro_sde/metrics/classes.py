@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._torchvision import import_with_repair
+from .class_inputs import averaged, check_bins, checked, checked_scores
 
 __all__ = [
     "ReliabilityCurve",
@@ -58,7 +59,7 @@ def accuracy(probs: Tensor, labels: Tensor) -> float:
     :param labels: Correct classes, integers of shape ``(n,)``.
     :returns: The accuracy, from 0 to 1.
     """
-    _, right = _top(*_checked(probs, labels))
+    _, right = _top(*checked(probs, labels))
     return right.mean().item()
 
 
@@ -74,7 +75,7 @@ def nll(probs: Tensor, labels: Tensor) -> float:
     :param labels: Correct classes, integers of shape ``(n,)``.
     :returns: The score; lower is better.
     """
-    p, labels = _checked(probs, labels)
+    p, labels = checked(probs, labels)
     log_prob = p.gather(-1, labels.unsqueeze(-1)).log().mean().item()
     return 0.0 - log_prob  # a perfect prediction scores 0.0 so, where negation would give -0.0
 
@@ -94,7 +95,7 @@ def brier(probs: Tensor, labels: Tensor) -> float:
     :param labels: Correct classes, integers of shape ``(n,)``.
     :returns: The score, from 0 to 2; lower is better.
     """
-    p, labels = _checked(probs, labels)
+    p, labels = checked(probs, labels)
     onehot = torch.nn.functional.one_hot(labels, p.shape[-1])
     return (p - onehot).square().sum(-1).mean().item()
 
@@ -119,8 +120,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
     :param bins: Number of equal bins of [0, 1].
     :returns: The error, from 0 to 1; lower is better.
     """
-    _check_bins(bins)
-    confidence, right = _top(*_checked(probs, labels))
+    check_bins(bins)
+    confidence, right = _top(*checked(probs, labels))
     # torchmetrics' multi-class form is the same, but it sums in float32: with 60 000 rows in one
     # bin its second digit is wrong.
     error = import_with_repair(_METRICS, "ece").binary_calibration_error(
@@ -146,8 +147,8 @@ def reliability_curve(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliabil
     :param bins: Number of equal bins of [0, 1].
     :returns: A :class:`ReliabilityCurve`, which :func:`~pyro_sde.plotting.plot_reliability` draws.
     """
-    _check_bins(bins)
-    confidence, right = _top(*_checked(probs, labels))
+    check_bins(bins)
+    confidence, right = _top(*checked(probs, labels))
     borders = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     index = torch.bucketize(_below_one(confidence), borders, right=True) - 1
     count = index.bincount(minlength=bins)
@@ -172,7 +173,7 @@ def predictive_entropy(probs: Tensor) -> Tensor:
     :param probs: Probabilities ``(n, classes)``, or ``(samples, n, classes)`` to be averaged first.
     :returns: Entropies of shape ``(n,)``, in float64.
     """
-    return _entropy(_averaged(probs))
+    return _entropy(averaged(probs))
 
 
 def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
@@ -190,7 +191,7 @@ def auroc(scores_in: Tensor, scores_out: Tensor) -> float:
     :param scores_out: Scores of out-of-distribution inputs, of shape ``(m,)``.
     :returns: The area: 0.5 for a useless score, 1 for a score that separates the two.
     """
-    inner, outer = _scores(scores_in, "scores_in"), _scores(scores_out, "scores_out")
+    inner, outer = checked_scores(scores_in, "scores_in"), checked_scores(scores_out, "scores_out")
     outer = outer.to(inner.device)
     # Ranks in [0, 1], because torchmetrics applies a sigmoid to other scores and so ties large ones
     distinct, rank = torch.cat([inner, outer]).unique(return_inverse=True)
@@ -214,7 +215,7 @@ def ood_auroc(probs_in: Tensor, probs_out: Tensor) -> float:
         ``(samples, m, classes)``, averaged likewise.
     :returns: The area under the ROC curve, from 0 to 1.
     """
-    inner, outer = _averaged(probs_in, "probs_in"), _averaged(probs_out, "probs_out")
+    inner, outer = averaged(probs_in, "probs_in"), averaged(probs_out, "probs_out")
     if inner.shape[-1] != outer.shape[-1]:
         raise ValueError(
             f"probs_in has {inner.shape[-1]} classes, probs_out {outer.shape[-1]}: entropies "
@@ -240,8 +241,8 @@ def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, f
     :param bins: Number of equal bins of [0, 1], for the calibration error.
     :returns: A dict from the name of each score to its value.
     """
-    _check_bins(bins)
-    p, labels = _checked(probs, labels)
+    check_bins(bins)
+    p, labels = checked(probs, labels)
     import_with_repair(_METRICS, "classification")  # here, to name this function if it is missing
     return {
         "accuracy": accuracy(p, labels),
@@ -249,74 +250,6 @@ def classification(probs: Tensor, labels: Tensor, bins: int = 15) -> dict[str, f
         "ece": ece(p, labels, bins),
         "brier": brier(p, labels),
     }
-
-
-def _averaged(probs: Tensor, name: str = "probs") -> Tensor:
-    """Probabilities of shape ``(n, classes)`` in float64 and in [0, 1]."""
-    probs = torch.as_tensor(probs).detach()
-    shape = tuple(probs.shape)
-    if len(shape) not in (2, 3):
-        raise ValueError(
-            f"{name} must have shape (n, classes) or (samples, n, classes): found {shape}"
-        )
-    if 0 in shape:
-        raise ValueError(f"{name} is empty, of shape {shape}: pass at least one prediction")
-    if shape[-1] < 2:
-        raise ValueError(
-            f"{name} must have a column for each of at least 2 classes: found shape {shape}; "
-            "pass torch.stack([1 - p, p], -1) for the probability p of one event"
-        )
-    # Checked before averaging, which would hide a bad draw among good ones.
-    missing = probs.isnan()
-    if bool(missing.any()):
-        raise ValueError(
-            f"{name} has {int(missing.sum())} NaN among {probs.numel()} entries: drop these "
-            "predictions, or correct the model that made them"
-        )
-    if bool((probs < 0).any()):
-        raise ValueError(
-            f"{name} has negative entries, the lowest {probs.min().item():g}: apply softmax first "
-            "if these are logits"
-        )
-    sums = probs.sum(-1, dtype=torch.float64).flatten()
-    worst = sums[(sums - 1).abs().argmax()].item()
-    if not abs(worst - 1) <= 1e-3:
-        raise ValueError(
-            f"{name} must sum to 1 over its last dimension: found a sum of {worst:g}; apply "
-            "softmax first if these are logits"
-        )
-    if len(shape) == 3:
-        probs = probs.mean(0, dtype=torch.float64)
-    # Rounding may leave them above 1, which torchmetrics would take for logits.
-    return probs.double().clamp(max=1.0)
-
-
-def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    p = _averaged(probs)
-    labels = torch.as_tensor(labels).to(p.device)
-    n, classes = p.shape
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"labels must be integers: found {labels.dtype}; pass the index of each correct class, "
-            "as labels.long() if these are whole numbers"
-        )
-    if tuple(labels.shape) != (n,):
-        raise ValueError(
-            f"labels must have shape ({n},), one for each row of probs: found {tuple(labels.shape)}"
-        )
-    labels = labels.long()
-    outside = labels[(labels < 0) | (labels >= classes)]
-    if outside.numel():
-        raise ValueError(
-            f"labels has {outside.numel()} values outside 0..{classes - 1}, the first "
-            f"{outside[0].item()}: number the {classes} classes of probs from 0"
-        )
-    return p, labels
-
-
-def _check_bins(bins: int) -> None:
-    if not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"bins must be a positive integer: found {bins!r}")
 
 
 def _top(p: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,20 +266,3 @@ def _below_one(confidence: Tensor) -> Tensor:
 def _entropy(p: Tensor) -> Tensor:
     # Sorted, since the same probabilities in another order must be a tie to the last digit.
     return torch.special.entr(p.sort(-1).values).sum(-1)
-
-
-def _scores(scores: Tensor, name: str) -> Tensor:
-    scores = torch.as_tensor(scores).detach().double()
-    if scores.dim() != 1:
-        raise ValueError(
-            f"{name} must have shape (n,), one for each input: found {tuple(scores.shape)}"
-        )
-    if not scores.numel():
-        raise ValueError(f"{name} is empty: pass at least one score")
-    missing = int(scores.isnan().sum())
-    if missing:
-        raise ValueError(
-            f"{name} has {missing} NaN among {scores.numel()} entries, which cannot be ranked: "
-            "drop them"
-        )
-    return scores
