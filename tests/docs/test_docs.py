@@ -48,7 +48,7 @@ def test_blocks_run(page, monkeypatch, capsys):
             assert_same_text(text, printed)
             printed = None
     if page.name == "README.md":
-        assert namespace["paths"].shape == (100, len(namespace["grid"]))
+        assert namespace["lower"].shape == (15,) and namespace["draws"].shape == (50, 60)
 
 
 def assert_same_text(shown, printed):
