@@ -12,13 +12,15 @@ from .classes import (
     predictive_entropy,
     reliability_curve,
 )
-from .forecasts import coverage, crps, interval
+from .forecasts import CalibrationCurve, calibration_curve, coverage, crps, interval
 
 __all__ = [
+    "CalibrationCurve",
     "ReliabilityCurve",
     "accuracy",
     "auroc",
     "brier",
+    "calibration_curve",
     "classification",
     "coverage",
     "crps",

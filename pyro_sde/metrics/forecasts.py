@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["coverage", "crps", "interval"]
+__all__ = ["CalibrationCurve", "calibration_curve", "coverage", "crps", "interval"]
+
+
+class CalibrationCurve(NamedTuple):
+    """Share of the observations below quantiles of their forecast, at K levels.
+
+    Example::
+
+        >>> import torch
+        >>> curve = CalibrationCurve(torch.tensor([0.1, 0.9]), torch.tensor([0.2, 0.8]), 50)
+        >>> curve.share - curve.level  # too narrow: both tails are heavier than forecast
+        tensor([ 0.1000, -0.1000])
+    """
+
+    level: Tensor
+    """Nominal probabilities of lying below the quantiles, of shape ``(K,)``."""
+    share: Tensor
+    """Observed shares below the quantiles, of shape ``(K,)``."""
+    count: int  # type: ignore[assignment]
+    """Number of observations. (It hides the method ``tuple.count``.)"""
 
 
 def crps(samples: Tensor, observed: Tensor, mask: Tensor | None = None) -> float:
@@ -66,6 +86,44 @@ def coverage(
     x, y = _selected(samples, observed, mask)
     lower, upper = interval(x, level)
     return ((lower <= y) & (y <= upper)).double().mean().item()
+
+
+def calibration_curve(
+    samples: Tensor, observed: Tensor, bins: int = 20, mask: Tensor | None = None
+) -> CalibrationCurve:
+    """Nominal probability of the quantiles of a forecast, against the share of what was observed.
+
+    Under a calibrated forecast a share p of the observations lies below the quantile of level p.
+    The quantiles are draws in order: of m draws, number k has the level k / (m + 1), as in
+    :func:`interval`. An observation that equals some of its draws, as counts do, is shared among
+    the ranks that it may have.
+
+    Example::
+
+        >>> draws = torch.linspace(-1, 1, 9).unsqueeze(-1).expand(9, 5)
+        >>> curve = calibration_curve(draws, torch.tensor([-3.0, -2.0, 0.1, 2.0, 3.0]), bins=5)
+        >>> [(round(p, 1), round(q, 1)) for p, q in zip(curve.level.tolist(), curve.share.tolist())]
+        [(0.2, 0.4), (0.4, 0.4), (0.6, 0.6), (0.8, 0.6)]
+
+    :param samples: Predictive draws of shape ``(m, *observed.shape)``, noise included.
+    :param observed: What was observed, of any shape.
+    :param bins: The curve has ``bins - 1`` levels, as evenly spaced as m draws allow, and no more
+        than m.
+    :param mask: True where it was observed, as in :func:`crps`.
+    :returns: Levels and shares in float64, and the number of observations.
+    """
+    if bins < 2:
+        raise ValueError(f"bins must be at least 2: found {bins}")
+    x, y = _selected(samples, observed, mask)
+    m = x.shape[0]
+    if m < 1:
+        raise ValueError("samples has 0 draws: pass at least 1")
+    parts = min(bins, m + 1)
+    rank = (torch.arange(1, parts, device=x.device) * (m + 1) / parts).round()
+    below, ties = (x < y).sum(0), (x == y).sum(0)
+    inside = (rank.unsqueeze(-1) - below) / (ties + 1)
+    share = inside.clamp(0.0, 1.0).double().mean(-1)
+    return CalibrationCurve(rank.double() / (m + 1), share, y.numel())
 
 
 def interval(samples: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,13 @@
 """Figures of paths, forecasts, calibration and training, with matplotlib."""
 
+from .calibration import plot_calibration
 from .paths import plot_band, plot_forecast, plot_paths, plot_prior_posterior
 from .reliability import plot_reliability
 from .training import plot_kl, plot_training
 
 __all__ = [
     "plot_band",
+    "plot_calibration",
     "plot_forecast",
     "plot_kl",
     "plot_paths",

@@ -11,7 +11,8 @@ from .._extras import import_extra
 __all__ = ["ACCENT", "INK", "MUTED", "PALETTE", "POSTERIOR", "finish", "new_axes"]
 
 INK, POSTERIOR, ACCENT, MUTED = "#222222", "#2f6db3", "#d1495b", "#8a8a8a"
-PALETTE = (POSTERIOR, "#d9822b", "#3a7d44", "#8e6c8a", "#a0522d", "#17829c")
+# Told apart with any kind of colour blindness: hues of Okabe and Ito beside the blue of the house.
+PALETTE = (POSTERIOR, "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 FONT = 8.0  # size of the legend's font, in points
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyro_sde.metrics import coverage, crps, interval
+from pyro_sde.metrics import calibration_curve, coverage, crps, interval
 
 
 def brute_crps(samples, observed):
@@ -116,3 +116,24 @@ def test_what_cannot_be_scored():
         crps(samples.index_fill(0, torch.tensor([3]), math.inf), observed)
     with pytest.raises(ValueError, match="samples has 1 of 30 entries not finite"):
         interval(samples.index_fill(0, torch.tensor([3]), math.nan)[:, 0, 0])
+
+
+@pytest.mark.parametrize("m", [1, 2, 7, 19, 1000])
+def test_calibration_of_every_rank_once(m):
+    """An observation in each of the m + 1 gaps between draws: calibrated, whatever the levels."""
+    draws = torch.arange(1.0, m + 1).unsqueeze(-1).expand(m, m + 1)
+    curve = calibration_curve(draws[torch.randperm(m)], torch.arange(m + 1) + 0.5)
+    torch.testing.assert_close(curve.share, curve.level, rtol=0, atol=1e-12)
+    assert len(curve.level) == min(19, m) and curve.count == m + 1
+    assert (curve.level.diff() > 0).all()
+
+
+def test_calibration_of_counts():
+    """Ties are shared among their ranks: draws and data of one discrete law are calibrated."""
+    n, m = 20_000, 39
+    counts = torch.poisson(torch.full((m + 1, n), 1.5))
+    curve = calibration_curve(counts[1:], counts[0])
+    # A share of n observations has a standard error below sqrt(p (1 - p) / n) = 0.0036.
+    assert (curve.share - curve.level).abs().max() < 4 * 0.0036
+    sure = calibration_curve(torch.ones(m, 3), torch.ones(3))  # all the same: any rank
+    torch.testing.assert_close(sure.share, sure.level)
