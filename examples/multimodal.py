@@ -11,7 +11,7 @@ import math
 import pyro
 import pyro.distributions as dist
 import torch
-from common import EXACT, POSTERIOR, parser, plt, save, train
+from common import EXACT, OTHER, POSTERIOR, finish, parser, plt, save, train
 from pyro.infer import Predictive
 from torch import Tensor
 
@@ -62,27 +62,41 @@ def main(args: argparse.Namespace) -> float:
     draw = Predictive(guide, num_samples=args.samples, parallel=True, return_sites=["z"])
     paths = draw()["z"].reshape(args.samples, -1)
     tv = total_variation(paths[:, -1])
-    fine = torch.linspace(-15, 15, 3001, dtype=torch.float64)
-    density, evidence = exact_density(fine)
+    _, evidence = exact_density(torch.linspace(-15, 15, 3001, dtype=torch.float64))
     final = TraceSDE_ELBO(num_particles=args.samples // 10, vectorize_particles=True)
     with torch.no_grad():
         bound = -final.loss(model, guide)
     print(f"log evidence {evidence:.3f}, ELBO {bound:.3f}")
     print(f"total variation at T: {tv:.4f}")
 
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    plot_paths(grid, paths, max_paths=150, label=None, ax=left)
-    left.plot([END, END], Y, "o", ms=5, color=EXACT)
-    left.set(ylabel="z", title="posterior paths, observations at T")
-    bins = {"bins": 120, "range": (-15, 15), "density": True}
-    right.hist(paths[:, -1], color=POSTERIOR, alpha=0.4, label="learned, T", **bins)
-    right.hist(paths[:, 0], color="0.5", histtype="step", label="learned, t = 0", **bins)
-    right.plot(fine, density, color=EXACT, label="exact, T")
-    right.set(xlabel="z", xlim=(-12, 12), title=f"marginals; total variation at T {tv:.3f}")
-    right.legend(frameon=False, fontsize=8)
-    right.spines[["top", "right"]].set_visible(False)
-    save(fig, args, "multimodal.png")
+    figure(args, grid, paths, tv)
     return tv
+
+
+def figure(args: argparse.Namespace, grid: Tensor, paths: Tensor, tv: float) -> None:
+    """Paths and the law of their ends on one axis of states, coloured by the nearer observation."""
+    fig, (left, right) = plt.subplots(
+        1, 2, figsize=(9, 4.4), sharey=True, layout="constrained", width_ratios=[1.6, 1]
+    )
+    fig.suptitle(f"Two Cauchy observations of z(T), T = {END:g}: the posterior has two modes")
+    fine = torch.linspace(-12, 12, 2401, dtype=torch.float64)
+    bins = {"bins": 96, "range": (-12, 12), "orientation": "horizontal"}
+    each = 96 / 24 / len(paths)  # makes a density of counts
+    for y, color in zip(Y.tolist(), (POSTERIOR, OTHER), strict=True):
+        mode = paths[paths[:, -1].sign() == math.copysign(1.0, y)]
+        share = f"paths that end near {y:+g} ({len(mode) / len(paths):.0%})"
+        if len(mode):
+            plot_paths(grid, mode, max_paths=30, color=color, label=share, ax=left)
+        weights = {"weights": torch.full((len(mode),), each)}
+        right.hist(mode[:, -1], color=color, alpha=0.5, label=f"z(T), {y:+g}", **weights, **bins)
+    left.plot([END, END], Y, "o", ms=7, color=EXACT, label="observations", clip_on=False, zorder=3)
+    left.set(xlim=(0, END), ylim=(-12, 12))
+    finish(left, ncols=2, xlabel="time t", ylabel="state z")
+    start = {"weights": torch.full((len(paths),), each), "histtype": "step"}
+    right.hist(paths[:, 0], color="0.4", label="z(0)", **start, **bins)
+    right.plot(exact_density(fine)[0], fine, color=EXACT, label="z(T), exact")
+    finish(right, ncols=2, xlabel=f"density (total variation at T: {tv:.3f})")
+    save(fig, args, "multimodal.png")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
