@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyro
 import torch
 
@@ -21,9 +22,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 from baselines import build
-from common import plt
+from common import INK, OTHER, POSTERIOR, THIRD, plt
 from common.fit import evaluate, fit
 from common.images import Data, load
+from matplotlib.ticker import LogLocator
 
 MODELS = {
     "MNIST": [
@@ -118,23 +120,65 @@ def table(results: list[dict], names: list[str]) -> str:
 
 
 def figure(results: list[dict], names: list[str], path: Path) -> None:
-    """Learning curves: the validation error of every run against its minutes."""
-    fig, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    colours = plt.get_cmap("tab10")
-    for r in results:
-        if r["model"] in names:
-            minutes = [h["seconds"] / 60 for h in r["history"]]
-            errors = [100 * (1 - h["accuracy"]) for h in r["history"]]
-            label = r["model"] if r["seed"] == min(q["seed"] for q in results) else None
-            colour = colours(names.index(r["model"]))
-            axes.plot(minutes, errors, ".-", lw=1, color=colour, label=label)
-    axes.set(xlabel="minutes of training", ylabel="validation error, %", yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.legend(fontsize=8, ncols=2)
-    fig.savefig(path, dpi=130)
+    """Learning curves: a panel for each kind of network, a colour for each kind of inference."""
+    shown = [r for r in results if r["model"] in names]
+    panels = {k: [n for n in v if n in names] for k, v in panels_of(names).items()}
+    panels = {k: v for k, v in panels.items() if any(r["model"] in v for r in shown)}
+    fig, axes = plt.subplots(
+        1, len(panels), figsize=(3.4 * len(panels), 4), sharex=True, sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    seeds, minutes = {r["seed"] for r in shown}, max(r["minutes"] for r in shown)
+    spread = f"; mean and range of {len(seeds)} seeds" if len(seeds) > 1 else ", one seed"
+    fig.suptitle(f"{path.parent.name}, {minutes:g} minutes of training each{spread}")
+    for ax, (title, group) in zip(axes[0], panels.items(), strict=True):
+        for name in group:
+            runs = [r["history"] for r in shown if r["model"] == name]
+            if runs:
+                t, low, mean, high = learning_curve(runs)
+                ax.plot(t, mean, "-", lw=1.6, color=colour(name), label=name)
+                ax.fill_between(t, low, high, color=colour(name), alpha=0.2, lw=0)
+        ax.set(xlabel="minutes of training", yscale="log")
+        ax.set_title(title, fontsize=10)
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 6)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize=8)
+    axes[0, 0].set_ylabel("validation error, %")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=120)
     plt.close(fig)
     print(f"figure: {path}")
+
+
+def panels_of(names: list[str]) -> dict[str, list[str]]:
+    """At most six curves in each."""
+    varying = [n for n in names if "hyper" in n or "sdebnn" in n]
+    constant = [n for n in names if n not in varying and ("odenet" in n or n == "ensemble")]
+    rest = [n for n in names if n not in varying + constant]
+    titles = (
+        "residual networks, ensemble",
+        "ODE, constant weights",
+        "ODE, weights vary with depth",
+    )
+    return dict(zip(titles, (rest, constant, varying), strict=True))
+
+
+def colour(name: str) -> str:
+    if "sdebnn" in name:
+        return POSTERIOR if "stl" in name else "#56b4e9"
+    return THIRD if name == "ensemble" else OTHER if "mfvi" in name else INK
+
+
+def learning_curve(runs: list[list[dict]]) -> tuple[Any, ...]:
+    """Minutes, and the least, the mean and the largest error in per cent, between evaluations."""
+    times = [[h["seconds"] / 60 for h in run] for run in runs]
+    start, end = max(t[0] for t in times), min(t[-1] for t in times)
+    t = np.linspace(start, end, 60)
+    errors = [[100 * (1 - h["accuracy"]) for h in run] for run in runs]
+    found = np.stack([np.interp(t, x, y) for x, y in zip(times, errors, strict=True)])
+    return t, found.min(0), found.mean(0), found.max(0)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

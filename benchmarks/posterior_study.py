@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 import image_classification
-from common import plt
+from common import INK, OTHER, POSTERIOR, THIRD, plt
 from common.classify import Bayesian, predict
 from common.images import Data, Images, add_noise, blur, load, load_idx, rotate
 
@@ -162,24 +162,45 @@ def _cell(values: list[float], digits: int) -> str:
     return text + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
+STYLES = {
+    "sdebnn-stl": (POSTERIOR, "o"),
+    "sdebnn-contraction": ("#56b4e9", "s"),
+    "sdebnn-normal": (OTHER, "o"),
+    "sdebnn-normal-contraction": ("#d55e00", "s"),
+    "sdebnn-penalised": (THIRD, "^"),
+    "sdebnn-rich": ("#cc79a7", "D"),
+    "sdebnn-distance": (INK, "v"),
+}
+
+
 def figure(results: list[dict], names: list[str], path: Path) -> None:
-    """KL and spread over depth, seed 0 of each SDE-BNN."""
-    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for r in results:
-        if r["seed"] != 0 or r["model"] not in names or "sdebnn" not in r["model"]:
-            continue
+    """KL, standard deviation and mean over depth, of the first seed of each SDE-BNN."""
+    first = min(r["seed"] for r in results)
+    found = {r["model"]: r for r in results if r["seed"] == first and r["model"] in names}
+    found = {name: found[name] for name in STYLES if name in found}
+    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 4.2), layout="constrained")
+    fig.suptitle(f"Posterior of the weights of MNIST SDE-BNNs over depth, seed {first}")
+    for k, (name, r) in enumerate(found.items()):
         ((_, kl),) = r["kl"].items()
         ((_, s),) = r["spread"].items()
         n = len(kl) - 1
         times = [i / n for i in range(n + 1)]
-        left.plot([t + 0.5 / n for t in times[:-1]], kl[1:], "o-", ms=4, label=r["model"])
-        line = right.plot(times, s["sd"], "o-", ms=4, label=r["model"])
-        right.plot(times, s["mean"], ls=":", color=line[0].get_color())
-    left.set(xlabel="depth", ylabel="nats in a step", yscale="log", title="KL by depth")
-    right.set(xlabel="depth", ylabel="root mean square", title="weights: sd, and mean (dotted)")
-    right.set_ylim(0)
-    left.legend(fontsize=8)
-    fig.savefig(path, dpi=130)
+        color, marker = STYLES[name]
+        # Where lines coincide, the wider ones are seen at the borders of those above them.
+        style: dict = {"color": color, "lw": 6.2 - 0.9 * k, "label": name}
+        left.plot([t + 0.5 / n for t in times[:-1]], kl[1:], marker=marker, ms=8 - 0.6 * k, **style)
+        middle.plot(times, s["sd"], **style)
+        right.plot(times, s["mean"], **style)
+    left.set(xlabel="depth", ylabel="nats in a step", yscale="log", title="KL from the prior")
+    middle.set(xlabel="depth", ylabel="root mean square over the weights", ylim=(0, None))
+    middle.set_title("standard deviation")
+    right.set(xlabel="depth", ylim=(0, None), title="mean")
+    for ax in (left, middle, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    what = left.get_legend_handles_labels()
+    fig.legend(*what, loc="outside lower center", ncols=3, frameon=False, handlelength=3.5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=120)
     plt.close(fig)
     print(f"figure: {path}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from common import EXACT, POSTERIOR, parser, plt, save, train
+from common import INK, OTHER, POSTERIOR, parser, plt, save, train
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
@@ -126,11 +126,12 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 def figure(args: argparse.Namespace, panels: list[Tensor]) -> None:
     fig, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharex="row", sharey="row")
-    colors = (EXACT, POSTERIOR, "#3a7d44")
+    fig.suptitle("Stochastic Lorenz attractor: 40 series each, standardised")
+    colors = (INK, POSTERIOR, OTHER)
     titles = ("held-out series", "their posterior", "samples of the learned prior")
     for column, paths, color, title in zip(axes.T, panels, colors, titles, strict=True):
         for ax, (i, j) in zip(column, ((0, 2), (0, 1)), strict=True):
-            ax.plot(paths[:40, :, i].T, paths[:40, :, j].T, color=color, lw=0.5, alpha=0.6)
+            ax.plot(paths[:40, :, i].T, paths[:40, :, j].T, color=color, lw=0.6, alpha=0.7)
             ax.set(xlabel="xyz"[i], ylabel="xyz"[j])
             ax.spines[["top", "right"]].set_visible(False)
         column[0].set_title(title, fontsize=11)

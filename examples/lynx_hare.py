@@ -12,11 +12,12 @@ ODE (B. Carpenter, 2018). Beside NUTS: benchmarks/nuts_reference.py.
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from common import EXACT, POSTERIOR, parser, plt, save, train
+from common import EXACT, INK, OTHER, POSTERIOR, finish, parser, plt, save, train
 from pyro.infer import Predictive
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from pyro_sde.plotting import plot_band
 UNITS = torch.tensor([30.0, 20.0])
 ODE = {"alpha": 0.55, "beta": 0.028, "gamma": 0.80, "delta": 0.024}  # pelts in thousands
 THOUSANDS = {"beta": 1 / UNITS[1], "delta": 1 / UNITS[0]}  # makes such rates of the model's
+RATE_UNITS = {"beta": "per year, thousand lynx", "delta": "per year, thousand hares"}
 NOISES = ("s_1", "s_2", "error")
 LEVELS = torch.tensor([0.05, 0.5, 0.95])
 SAMPLES = 2000
@@ -106,26 +108,38 @@ def main(args: argparse.Namespace) -> dict[str, float]:
 
 
 def figure(args: argparse.Namespace, grid: Tensor, draws: dict[str, Tensor], past: Tensor) -> None:
+    """Left, the fit to all years; right, what was foreseen without the last of them; the rates."""
     years, pelts = load()
-    fig = plt.figure(figsize=(11.5, 5))
-    cells = fig.add_gridspec(2, 4, width_ratios=[1.4, 1.4, 1, 1], hspace=0.42, wspace=0.25)
-    ahead = slice(len(years) - args.holdout - 1, None)
-    for k, name in enumerate(["hares", "lynx"]):
-        ax = fig.add_subplot(cells[k, :2])
-        band = torch.quantile(past[:, ahead, k], LEVELS[[0, 2]], dim=0).T
-        ax.plot(years[ahead], band, "--", color=EXACT, lw=1, label=["forecast, 90 %", None])
-        counts = {"dim": k, "median": False, "color": "0.5", "label": "counts"}
-        plot_band(years, draws["pelts"], [0.9], data=(years, pelts), **counts, ax=ax)
-        plot_band(grid, UNITS * draws["z"].exp(), [0.9], dim=k, label="population", ax=ax)
-        ax.set(xlabel="", ylabel=f"thousand {name}", xticks=range(1900, 1921, 5))
-    fig.axes[0].set_title("Lotka-Volterra SDE, Hudson Bay pelts", fontsize=11, pad=34)
-    fig.axes[1].get_legend().remove()
-    for k, (name, published) in enumerate(ODE.items()):
-        ax = fig.add_subplot(cells[k // 2, 2 + k % 2])
-        ax.hist(draws[name], bins=50, density=True, color=POSTERIOR, alpha=0.5)
-        ax.axvline(published, color=EXACT, lw=1.4)
-        ax.set(title=rf"$\{name}$ (red: ODE)", yticks=[])
-        ax.spines[["top", "right", "left"]].set_visible(False)
+    known = len(years) - args.holdout
+    fig = plt.figure(figsize=(10, 7.4), layout="constrained")
+    fig.suptitle("Lotka-Volterra SDE on the pelts of Hudson Bay")
+    series, rates = fig.subfigures(2, 1, height_ratios=[2.6, 1])
+    axes = series.subplots(2, 2, sharex="col", sharey="row", width_ratios=[1.3, 1])
+    data: dict[str, Any] = {"ms": 3.5, "color": INK, "label": "data"}
+    for k, (name, (ax, ahead)) in enumerate(zip(("hares", "lynx"), axes, strict=True)):
+        column: dict[str, Any] = {"dim": k, "median": False, "ax": ax}
+        plot_band(years, draws["pelts"], [0.9], label="counts", color="0.5", **column)
+        plot_band(grid, UNITS * draws["z"].exp(), [0.9], label="population", **column)
+        ax.plot(years, pelts[:, k], "o", **data)
+        later, style = slice(known - 1, None), {"label": "forecast", "color": OTHER}
+        plot_band(years[later], past[:, later], [0.9], dim=k, ax=ahead, **style)
+        ahead.plot(years[known - 5 : known], pelts[known - 5 : known, k], "o", **data)
+        ahead.plot(years[known:], pelts[known:, k], "o", ms=4, color=EXACT, label="held out")
+        finish(ax, ncols=2, xlabel="year" * k, ylabel=f"thousand {name}")
+        finish(ahead, ncols=2, xlabel="year" * k, ylabel="")
+        ax.set(xticks=range(1900, 1921, 5), ylim=(0, None))
+        ahead.set(xticks=range(int(years[known]) - 5, 1921, 2))
+    axes[0, 0].set_title(f"fit to all {len(years)} years", fontsize=11, pad=34)
+    axes[0, 1].set_title(f"counts forecast from the first {known} years", fontsize=11, pad=34)
+    panels = rates.subplots(1, len(ODE))
+    for ax, (name, published) in zip(panels, ODE.items(), strict=True):
+        ax.hist(draws[name], bins=40, density=True, color=POSTERIOR, alpha=0.5, label="posterior")
+        ax.axvline(published, color=EXACT, lw=1.4, label="ODE (Carpenter, 2018)")
+        finish(ax, ncols=1, xlabel=rf"$\{name}$, " + RATE_UNITS.get(name, "per year"))
+        ax.set_yticks([])
+        ax.spines["left"].set_visible(False)
+    for ax in (*axes[1], *panels[1:]):
+        ax.get_legend().remove()
     save(fig, args, "lynx_hare.png")
 
 

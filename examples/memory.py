@@ -16,9 +16,10 @@ from pathlib import Path
 import pyro
 import torch
 from baselines.networks import network
-from common import parser, plt, save
+from common import EXACT, OTHER, POSTERIOR, finish, parser, plt, save
 from common.classify import Categorical
 from common.images import load
+from matplotlib.ticker import LogLocator
 from pyro.infer import Trace_ELBO
 from tqdm import tqdm
 
@@ -29,7 +30,8 @@ from pyro_sde.nn import SDEBlock
 SIZE = 60_000
 MODES = ("graph", "recompute", "reversible", "adjoint")
 NAMES = {"adjoint": "torchsde, adjoint"}
-COLORS = {"graph": "#222222", "recompute": "#edae49", "reversible": "#2f6db3", "adjoint": "#d1495b"}
+COLORS = {"graph": "0.55", "recompute": OTHER, "reversible": POSTERIOR, "adjoint": EXACT}
+MARKERS = ("s", "^", "o", "D")
 
 
 class Training:
@@ -143,24 +145,31 @@ def main(args: argparse.Namespace) -> dict[str, dict]:
 
 
 def figure(costs: dict, errors: dict, curves: dict, args: argparse.Namespace) -> None:
-    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for mode in MODES:
+    fig, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
+    fig.suptitle(
+        f"The gradient of an MNIST SDE-BNN, {args.batch} images: what it keeps in memory, its error"
+    )
+    for k, mode in enumerate(MODES):
         style = {"color": COLORS[mode], "label": NAMES.get(mode, mode)}
-        left.plot(args.steps, [c["memory"] for c in costs[mode].values()], "o-", ms=4, **style)
+        points = style | {"marker": MARKERS[k], "ms": 5}
+        left.plot(args.steps, [c["memory"] for c in costs[mode].values()], **points)
         if mode in errors:
-            middle.plot(args.steps, errors[mode], "o-", ms=4, **style)
-        # Three of the curves lie on one another.
-        wide = {"graph": 5, "recompute": 3}.get(mode, 1.2)
-        right.plot(curves[mode], lw=wide, alpha=0.5 if wide > 2 else 1, **style)
-    left.set(xlabel="steps", ylabel="MB", title="peak memory of a training step", ylim=(0, None))
-    middle.set(xlabel="steps", title="error of the gradient", xscale="log", yscale="log")
+            middle.plot(args.steps, errors[mode], **points)
+        # Those that lie on one another are seen at the borders of the ones above them.
+        right.plot(curves[mode], lw=(6, 3.5, 1.2, 1)[k], ls="--" if k == 3 else "-", **style)
+    left.set(title="peak memory of a training step", ylim=(0, None))
+    finish(left, 0, xlabel="steps of the solver", ylabel="MB")
+    middle.set(title="error of the gradient", xscale="log", yscale="log")
     middle.set_xticks(args.steps, labels=[str(n) for n in args.steps])
     middle.minorticks_off()
-    right.set(xlabel="iteration", ylabel="loss a datum", title=f"training, {args.depth} steps")
-    right.set_yscale("log")
-    for ax in (left, middle, right):
-        ax.legend(frameon=False, fontsize=8)
-        ax.spines[["top", "right"]].set_visible(False)
+    finish(middle, 0, xlabel="steps of the solver", ylabel="relative to the graph's gradient")
+    right.set(title=f"training with {args.depth} steps of the solver", yscale="log")
+    right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    right.yaxis.set_major_formatter("{x:g}")
+    right.minorticks_off()
+    finish(right, 0, xlabel="iteration", ylabel="loss per image, nats")
+    what = left.get_legend_handles_labels()
+    fig.legend(*what, loc="outside lower center", ncols=len(MODES), frameon=False)
     save(fig, args, "memory.png")
 
 

@@ -171,10 +171,13 @@ def exponent(sizes: Iterable[float], values: Iterable[float]) -> float:
 
 
 def finish(ax: Any, ncols: int = 3, **labels: str) -> None:
-    """Labels, two spines, and the legend above the axes, where no curve can be."""
+    """Labels, two spines, and the legend above the axes, where no curve can be.
+
+    :param ncols: Columns of the legend; 0 for none.
+    """
     ax.set(**labels)
     ax.spines[["top", "right"]].set_visible(False)
-    if ax.get_legend_handles_labels()[0]:
+    if ncols and ax.get_legend_handles_labels()[0]:
         place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
         ax.legend(frameon=False, fontsize=8, ncols=ncols, **place)
 
