@@ -158,7 +158,7 @@ def panels_of(names: list[str]) -> dict[str, list[str]]:
     constant = [n for n in names if n not in varying and ("odenet" in n or n == "ensemble")]
     rest = [n for n in names if n not in varying + constant]
     titles = (
-        "residual networks, ensemble",
+        "residual network",
         "ODE, constant weights",
         "ODE, weights vary with depth",
     )

@@ -11,7 +11,7 @@ import statistics
 import pyro
 import torch
 from baselines.build import sde_bnn
-from common import EXACT, INK, POSTERIOR, plt, save
+from common import OTHER, POSTERIOR, finish, plt, save
 from common.classify import predict
 from common.fit import fit
 from common.images import Data, Images, load
@@ -87,21 +87,28 @@ def main(args: argparse.Namespace) -> dict[str, list[dict]]:
 
 
 def figure(results: dict[str, list[dict]], args: argparse.Namespace) -> None:
-    parts = {"error, %": "accuracy", "NLL": "nll", "ECE": "ece", "evaluations": "evaluations"}
-    fig, axes = plt.subplots(1, 4, figsize=(14, 3.4), layout="constrained")
-    for ax, (label, key) in zip(axes, parts.items(), strict=True):
-        for (name, rows), color in zip(results.items(), (POSTERIOR, EXACT), strict=True):
+    parts = {
+        "error, %": "accuracy",
+        "NLL, nats": "nll",
+        "ECE": "ece",
+        "evaluations of the field": "evaluations",
+    }
+    fig, axes = plt.subplots(2, 2, figsize=(8, 6), sharex=True, layout="constrained")
+    fig.suptitle(f"Tolerance at test time, two MNIST SDE-BNNs, {args.images} images")
+    for ax, (label, key) in zip(axes.flat, parts.items(), strict=True):
+        for (name, rows), color in zip(results.items(), (POSTERIOR, OTHER), strict=True):
             tols = [r["tolerance"] for r in rows if r["tolerance"] is not None]
             values = [100 * (1 - r[key]) if key == "accuracy" else r[key] for r in rows]
-            ax.plot(tols, values[:-1], "o-", ms=4, color=color, label=name)
-            grid = "the grid of training" if color == EXACT else None
-            ax.axhline(values[-1], ls=":", lw=1, color=color, label=grid)
-        ax.set(xlabel="tolerance", title=label, xscale="log")
-        ax.invert_xaxis()
-        ax.spines[["top", "right"]].set_visible(False)
-    axes[3].set_yscale("log")
-    axes[0].legend(frameon=False, fontsize=8)
-    fig.suptitle("loose on the left, tight on the right", fontsize=9, color=INK)
+            ax.plot(tols, values[:-1], "o-", ms=4, color=color, label=f"{name}, by tolerance")
+            grid = f"{name}, on the {args.steps} steps of training"
+            ax.axhline(values[-1], ls=":", lw=1.6, color=color, label=grid)
+        ax.set(xscale="log", yscale="log" if key == "evaluations" else "linear")
+        finish(ax, 0, ylabel=label)
+    axes[0, 0].invert_xaxis()  # shared
+    for ax in axes[1]:
+        ax.set_xlabel("tolerance, from loose to tight")
+    what = axes[0, 0].get_legend_handles_labels()
+    fig.legend(*what, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     save(fig, args, "precision.png")
 
 
