@@ -14,7 +14,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from baselines.rnn import RNN
-from common import EXACT, INK, POSTERIOR, minimise, parser, plt, save
+from common import INK, OTHER, POSTERIOR, THIRD, minimise, parser, plt, save
 from torch import Tensor, nn
 
 from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, forecast, select
@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> dict[str, dict]:
 
 
 def figure(args: argparse.Namespace, shown: dict) -> None:
-    names, colors = list(shown["laws"]), (EXACT, POSTERIOR, "#3a7d44")
+    names, colors = list(shown["laws"]), (OTHER, POSTERIOR, THIRD)
     fig, axes = plt.subplots(len(names), 4, figsize=(12, 2.8 * len(names)), layout="constrained")
     for row, name, color in zip(axes, names, colors, strict=False):
         for i, ax in enumerate(row):

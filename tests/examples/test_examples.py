@@ -162,6 +162,28 @@ def test_exact_filter_against_a_gaussian_process():
     torch.testing.assert_close(median, mean, rtol=0, atol=0.02)  # the grid's spacing is 0.013
 
 
+def test_normal_posterior_against_quadrature():
+    """With what the figure of the latent SDE compares: the posterior under a Normal likelihood."""
+    torch.set_default_dtype(torch.float64)
+    module = importlib.import_module("latent_sde")
+    times, y = torch.tensor([0.3, 0.4, 1.5]), torch.tensor([0.5, -3.0, 1.0])
+    rate, scale = module.RATE, module.SCALE
+
+    def transition(dt):
+        decay = math.exp(-rate * dt)
+        return decay, 0.0, scale * math.sqrt((1 - decay**2) / (2 * rate))
+
+    start = (0.0, scale / math.sqrt(2 * rate))
+    _, z, marginals = common.exact_filter(
+        start, transition, times, 0.0, lambda z: dist.Normal(z, 0.2).log_prob(y)
+    )
+    weight = marginals * (z[1] - z[0])
+    mean, sd = module.normal_posterior(times, times, y, 0.2)
+    torch.testing.assert_close(mean, (weight * z).sum(-1), rtol=0, atol=1e-8)
+    second = (weight * z**2).sum(-1)
+    torch.testing.assert_close(sd, (second - mean**2).sqrt(), rtol=0, atol=1e-6)
+
+
 def test_scaling_benchmark(capsys):
     """Both parts of it run; no time is judged, and the loss is that of one model."""
     sizes = ["--series", "4", "8", "--steps", "3", "6", "--dim", "2", "4", "--repeats", "1"]
