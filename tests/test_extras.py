@@ -17,6 +17,7 @@ PROBS, LABELS = torch.tensor([[0.6, 0.4], [0.2, 0.8]]), torch.tensor([0, 1])
 HISTORY = {"step": [1, 2], "elbo": [-2.0, -1.0], "kl": [1.0, 0.5]}
 FIGURES = {
     "plot_band": lambda: plotting.plot_band(TIMES, PATHS),
+    "plot_calibration": lambda: plotting.plot_calibration(PATHS, PATHS[0]),
     "plot_forecast": lambda: plotting.plot_forecast(Forecast(TIMES, PATHS[..., None], {})),
     "plot_kl": lambda: plotting.plot_kl(HISTORY),
     "plot_paths": lambda: plotting.plot_paths(TIMES, PATHS),

@@ -121,7 +121,7 @@ def test_forecasts_side_by_side():
         ({"level": 1.0}, r"levels must lie between 0 and 1: found \[1.0\]"),
         ({"bins": 1}, r"bins must be at least 2: found 1"),
         ({"samples": torch.zeros(0, 5)}, r"samples has 0 draws: pass at least 1"),
-        ({"mask": torch.zeros(5, dtype=torch.bool)}, r"nothing was observed"),
+        ({"mask": torch.zeros(5, dtype=torch.bool)}, r"no value was observed"),
     ],
 )
 def test_refusals(options, message):
