@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def figure(args: argparse.Namespace, panels: list[Tensor]) -> None:
-    fig, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharex="row", sharey="row")
+    fig, axes = plt.subplots(2, 3, figsize=(9, 5.4), sharex="row", sharey="row")
     fig.suptitle("Stochastic Lorenz attractor: 40 series each, standardised")
     colors = (INK, POSTERIOR, OTHER)
     titles = ("held-out series", "their posterior", "samples of the learned prior")
