@@ -13,6 +13,7 @@ __all__ = ["ACCENT", "INK", "MUTED", "PALETTE", "POSTERIOR", "finish", "new_axes
 INK, POSTERIOR, ACCENT, MUTED = "#222222", "#2f6db3", "#d1495b", "#8a8a8a"
 PALETTE = (POSTERIOR, "#d9822b", "#3a7d44", "#8e6c8a", "#a0522d", "#17829c")
 FONT = 8.0  # size of the legend's font, in points
+LEGEND_PLACE = "place of the legend"
 
 
 def new_axes(function: str, ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
@@ -31,7 +32,10 @@ def new_axes(function: str, ax: Any, width: float = 7.0, height: float = 3.6) ->
 
 
 def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
-    """Add labels where there are none, and a legend above the axes, where it hides no curve."""
+    """Add labels where there are none, and a legend above the axes, where it hides no curve.
+
+    A title that is set then or later stands above the legend.
+    """
     if not ax.get_xlabel():
         ax.set_xlabel(xlabel)
     if not ax.get_ylabel():
@@ -39,7 +43,7 @@ def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
     ax.spines[["top", "right"]].set_visible(False)
     handles, labels = ax.get_legend_handles_labels()
     if handles:
-        ax.legend(
+        legend = ax.legend(
             loc="lower left",
             bbox_to_anchor=(0.0, 1.0),
             borderaxespad=0.1,
@@ -49,7 +53,23 @@ def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
             frameon=False,
             fontsize=FONT,
         )
+        for strip in [child for child in ax.child_axes if child.get_label() == LEGEND_PLACE]:
+            strip.remove()  # of an earlier legend
+        strip = ax.inset_axes((0.0, 1.0, 1.0, 0.1), label=LEGEND_PLACE)
+        strip.set_axis_off()
+        strip.set_axes_locator(_PlaceOf(legend))  # titles are moved above inset axes, not legends
     return ax
+
+
+class _PlaceOf:
+    """Where a legend is, in the coordinates of its figure."""
+
+    def __init__(self, legend: Any) -> None:
+        self.legend = legend
+
+    def __call__(self, ax: Any, renderer: Any) -> Any:
+        box = self.legend.get_window_extent(renderer)
+        return box.transformed(ax.figure.transSubfigure.inverted())
 
 
 def _columns(labels: list[str], room: float) -> int:
