@@ -14,6 +14,7 @@ INK, POSTERIOR, ACCENT, MUTED = "#222222", "#2f6db3", "#d1495b", "#8a8a8a"
 # Told apart with any kind of colour blindness: hues of Okabe and Ito beside the blue of the house.
 PALETTE = (POSTERIOR, "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 FONT = 8.0  # size of the legend's font, in points
+LEGEND_PLACE = "place of the legend"
 
 
 def new_axes(function: str, ax: Any, width: float = 7.0, height: float = 3.6) -> Any:
@@ -32,7 +33,10 @@ def new_axes(function: str, ax: Any, width: float = 7.0, height: float = 3.6) ->
 
 
 def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
-    """Add labels where there are none, and a legend above the axes, where it hides no curve."""
+    """Add labels where there are none, and a legend above the axes, where it hides no curve.
+
+    A title that is set then or later stands above the legend.
+    """
     if not ax.get_xlabel():
         ax.set_xlabel(xlabel)
     if not ax.get_ylabel():
@@ -40,7 +44,7 @@ def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
     ax.spines[["top", "right"]].set_visible(False)
     handles, labels = ax.get_legend_handles_labels()
     if handles:
-        ax.legend(
+        legend = ax.legend(
             loc="lower left",
             bbox_to_anchor=(0.0, 1.0),
             borderaxespad=0.1,
@@ -50,7 +54,23 @@ def finish(ax: Any, xlabel: str, ylabel: str) -> Any:
             frameon=False,
             fontsize=FONT,
         )
+        for strip in [child for child in ax.child_axes if child.get_label() == LEGEND_PLACE]:
+            strip.remove()  # of an earlier legend
+        strip = ax.inset_axes((0.0, 1.0, 1.0, 0.1), label=LEGEND_PLACE)
+        strip.set_axis_off()
+        strip.set_axes_locator(_PlaceOf(legend))  # titles are moved above inset axes, not legends
     return ax
+
+
+class _PlaceOf:
+    """Where a legend is, in the coordinates of its figure."""
+
+    def __init__(self, legend: Any) -> None:
+        self.legend = legend
+
+    def __call__(self, ax: Any, renderer: Any) -> Any:
+        box = self.legend.get_window_extent(renderer)
+        return box.transformed(ax.figure.transSubfigure.inverted())
 
 
 def _columns(labels: list[str], room: float) -> int:

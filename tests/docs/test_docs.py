@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ PAGES = sorted(
     if p.parent.name != "api"  # made from doc strings, whose examples are tests already
 )
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+CELL = "{code-cell} python"  # runs when the pages are built, too: its output is beside it there
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -27,26 +29,34 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-WITH_CODE = [page for page in PAGES if any(kind == "python" for kind, _ in fences(page))]
+def is_code(kind):
+    return kind in ("python", CELL)
+
+
+WITH_CODE = [page for page in PAGES if any(is_code(kind) for kind, _ in fences(page))]
+EXECUTED = [page for page in PAGES if any(kind == CELL for kind, _ in fences(page))]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
-def test_blocks_run(page, monkeypatch, capsys):
+def test_blocks_run(page, monkeypatch, capsys, tmp_path):
     """One after the other in one namespace, as a reader would; what is shown as printed is."""
     torch.set_default_dtype(torch.float32)
     matplotlib.use("Agg")
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": "__main__"}
-    printed = None
+    printed, figures = None, 0
     for kind, text in fences(page):
-        if kind == "python":
+        if is_code(kind):
             # Blank lines in front give tracebacks the line of the page.
             line = page.read_text().partition(text)[0].count("\n")
             exec(compile("\n" * line + text, str(page), "exec"), namespace)
             printed = capsys.readouterr().out
+            figures += len(plt.get_fignums())  # what the cell has left open is shown below it
+            plt.close("all")
         elif kind == "text" and printed:
             assert_same_text(text, printed)
             printed = None
+    assert figures or page not in EXECUTED, "the page draws no figure"
     if page.name == "README.md":
         assert namespace["lower"].shape == (15,) and namespace["draws"].shape == (50, 60)
 
@@ -70,6 +80,22 @@ def test_no_block_escapes(page):
     """A fence is code that runs, a command that is checked, text, or a directive of Sphinx."""
     for kind, _ in fences(page):
         assert kind in ("python", "sh", "text", "bibtex") or kind.startswith("{"), kind
+        assert kind == CELL or not kind.startswith("{code"), f"write {CELL}: found {kind}"
+
+
+FRONT_MATTER = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n"
+
+
+@pytest.mark.parametrize("page", EXECUTED, ids=name_of)
+def test_executed_pages_show_their_output(page):
+    """The build executes a page by its front matter, and shows what the code prints."""
+    assert page.read_text().startswith(FRONT_MATTER)
+    kinds = {kind for kind, _ in fences(page)}
+    assert not kinds & {"python", "text"}, "not executed, or copied by hand"
+
+
+def test_tutorials_are_executed():
+    assert set(ROOT.glob("docs/tutorials/*.md")) <= set(EXECUTED)
 
 
 def targets():

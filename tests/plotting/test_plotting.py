@@ -285,3 +285,15 @@ def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
     assert not plt.get_fignums()  # refused before a figure is made
+
+
+def test_a_title_stands_above_the_legend(tmp_path):
+    """Also one that is set later, when a second call has made the legend taller."""
+    ax = plot_band(TIMES, torch.randn(9, T), label="one")
+    plot_band(TIMES, torch.randn(9, T), label="two", ax=ax)
+    ax.set_title("a title")
+    ax.figure.savefig(tmp_path / "figure.png")
+    renderer = ax.figure.canvas.get_renderer()
+    legend = ax.get_legend().get_window_extent(renderer)
+    assert ax.title.get_window_extent(renderer).ymin >= legend.ymax - 1  # a pixel
+    assert len(ax.child_axes) == 1
