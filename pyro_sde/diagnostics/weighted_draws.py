@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -272,7 +273,9 @@ def draw_prior(
 
 def _draw_model(problem: Problem, particles: int) -> tuple[dict[str, Tensor], Tensor]:
     model = problem.elbo(particles)._vectorized_num_particles(problem.model)
-    trace = poutine.trace(model).get_trace(*problem.args, **problem.kwargs)
-    trace = prune_subsample_sites(trace)
-    trace.compute_log_prob(site_filter=lambda name, _: name in problem.observed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # draws of the prior may overflow, and then count nothing
+        trace = poutine.trace(model).get_trace(*problem.args, **problem.kwargs)
+        trace = prune_subsample_sites(trace)
+        trace.compute_log_prob(site_filter=lambda name, _: name in problem.observed)
     return {}, problem.by_draw(problem.seen(trace), particles)

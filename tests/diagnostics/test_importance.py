@@ -280,3 +280,20 @@ def test_training_closes_the_gap():
     assert after.log_evidence.value - after.elbo.value < before.log_evidence.value - (
         before.elbo.value
     )
+
+
+def test_draws_of_the_prior_that_overflow_are_silent():
+    """Of a wide prior some counts have no density; the warnings of the tests are errors."""
+
+    def model():
+        x = pyro.sample("x", dist.Normal(0.0, 100.0))
+        pyro.sample("y", dist.Poisson(x.exp()), obs=torch.tensor(3.0))
+
+    def guide():
+        pyro.sample("x", dist.Normal(1.1, 0.6))
+
+    found = importance(model, guide, num_samples=500)
+    assert (
+        abs(found.log_evidence.value - math.log(1 / 3) + math.log(100.0 * (2 * math.pi) ** 0.5))
+        < 0.1
+    )
