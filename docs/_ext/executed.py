@@ -27,8 +27,6 @@ c.IPKernelApp.exec_lines = [
     "for kind in (UserWarning, RuntimeWarning, FutureWarning):\\n"
     "    warnings.simplefilter('error', kind)",
     "warnings.filterwarnings('ignore', message='IProgress not found')",  # a bar of text will do
-    "import logging",
-    "logging.getLogger('pyro').addFilter(lambda record: record.levelno > logging.INFO)",
     "del warnings, kind",
 ]
 """
@@ -61,17 +59,23 @@ def prepare(app: Sphinx, config: Config) -> None:
         stamp.write_text(config.package_fingerprint)
 
 
-def keep_last_state_of_bars(app: Sphinx, doctree: Any) -> None:
-    """A progress bar that was written again and again is shown as it was at the end."""
+def shorten_messages(app: Sphinx, doctree: Any) -> None:
+    """A progress bar that was written again and again is shown as it was at the end, and what Pyro
+    logs as information is left out."""
     for block in list(doctree.findall(nodes.literal_block)):
-        if "stderr" in block["classes"]:
-            lines: list[str] = []
-            for line in re.split(r"[\r\n]+", block.astext().strip()):
-                if lines and name_of_bar(line) == name_of_bar(lines[-1]) != "":
-                    lines.pop()
-                lines.append(line)
-            block.rawsource = "\n".join(lines)
-            block[:] = [nodes.Text(block.rawsource)]
+        if "stderr" not in block["classes"]:
+            continue
+        lines: list[str] = []
+        for line in re.split(r"[\r\n]+", block.astext().strip()):
+            if line.startswith("INFO"):
+                continue
+            if lines and name_of_bar(line) == name_of_bar(lines[-1]) != "":
+                lines.pop()
+            lines.append(line)
+        block.rawsource = "\n".join(lines)
+        block[:] = [nodes.Text(block.rawsource)]
+        if not lines:
+            block.parent.remove(block)
 
 
 def name_of_bar(line: str) -> str:
@@ -83,5 +87,5 @@ def name_of_bar(line: str) -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("package_fingerprint", fingerprint(), "env", str)
     app.connect("config-inited", prepare)
-    app.connect("doctree-read", keep_last_state_of_bars)
+    app.connect("doctree-read", shorten_messages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
