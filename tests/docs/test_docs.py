@@ -56,7 +56,7 @@ def test_blocks_run(page, monkeypatch, capsys, tmp_path):
         elif kind == "text" and printed:
             assert_same_text(text, printed)
             printed = None
-    assert figures or page not in EXECUTED, "the page draws no figure"
+    assert figures or page.parent.name != "tutorials", "the tutorial draws no figure"
     if page.name == "README.md":
         assert namespace["lower"].shape == (15,) and namespace["draws"].shape == (50, 60)
 
