@@ -114,9 +114,11 @@ class PathDistribution(TorchDistribution):
 
     @classmethod
     def scalar(cls, *args: Any, **kwargs: Any) -> ScalarPath:
-        """The process of one number, with the arguments of the class: parameters have the batch
-        shape, functions see states without a dimension of their own, and so is the value, of shape
-        ``batch_shape + (T,)``. A torch module is called as ever, with states ``(..., 1)``.
+        """The process of one number, made from the arguments of the class.
+
+        Parameters have the batch shape, as those of a ``Normal`` have. Functions see states
+        without a dimension of their own, and the value has the shape ``batch_shape + (T,)``. Torch
+        modules, and the ``transition`` of a subclass, see states of shape ``(..., 1)`` as always.
 
         Example::
 
