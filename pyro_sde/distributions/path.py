@@ -124,8 +124,7 @@ class PathDistribution(TorchDistribution):
 
             >>> import torch
             >>> from pyro_sde.distributions import SDEPath
-            >>> rate = torch.tensor([0.5, 1.0, 2.0])  # three series
-            >>> times = torch.linspace(0.0, 1.0, 11)
+            >>> rate, times = torch.tensor([0.5, 1.0, 2.0]), torch.linspace(0.0, 1.0, 11)
             >>> SDEPath.scalar(lambda t, z: -rate * z, 0.3, 1.0, times).expand([3]).sample().shape
             torch.Size([3, 11])
 
