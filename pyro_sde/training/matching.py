@@ -78,8 +78,8 @@ def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
 
     Each round makes new draws, of a law that is a little wider than q, because posterior tails
     that are hardly ever drawn would count too little. It fits q to half of them by L-BFGS, and
-    keeps the result if it is better on the other half. The rounds end when there is no gain. They always use the same random
-    numbers, and leave the random state as it was.
+    keeps the result if it is better on the other half. The rounds end when there is no gain. They
+    always use the same random numbers, and leave the random state as it was.
 
     ``fit`` calls this function at its end. The guide is not changed where the weights have no mean
     or where draws cannot be vectorised; :attr:`Matching.reason` then says why. A guide whose other
