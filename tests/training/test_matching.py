@@ -209,3 +209,31 @@ def test_a_finished_run_is_the_same_when_it_is_resumed(tmp_path):
 def test_fit_says_it(capsys):
     fit(model, AutoSDE(model), Y, steps=20, seed=0)
     assert "latents: " in capsys.readouterr().err
+
+
+def test_draws_are_of_a_wider_law():
+    """And the guide is bit for bit what it was."""
+    guide = trained(100)
+    before = values()
+    problem = matching.Problem.of(model, guide, (Y,), {})
+    widening, log_weights, x = matching._first_draws(problem, guide.rest)
+    assert widening == pytest.approx(1 + matching.WIDER / math.sqrt(2)) and matching.WIDER > 0
+    _, narrow = matching._draw(problem, guide.rest, 1, 1.0)
+    assert len(log_weights) == len(x) == problem.chunk
+    # The ratio of two standard deviations of 1000 draws has an error of 3 per cent.
+    torch.testing.assert_close(
+        x.std(0) / narrow.std(0), torch.full((2,), widening), rtol=0.15, atol=0.0
+    )
+    assert_identical(values(), before)
+
+
+def test_a_model_that_refuses_what_is_far_out_is_drawn_from_as_it_is(monkeypatch):
+    guide, draw = trained(100), matching._draw
+
+    def refuse(problem, rest, calls, widening):
+        if widening > 1:
+            raise ValueError("scale must be finite: found [inf]")
+        return draw(problem, rest, calls, widening)
+
+    monkeypatch.setattr(matching, "_draw", refuse)
+    assert matching._first_draws(matching.Problem.of(model, guide, (Y,), {}), guide.rest)[0] == 1.0
