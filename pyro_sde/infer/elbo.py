@@ -24,6 +24,7 @@ from ..distributions.guard import restore_path_log_prob, skip_path_log_prob
 from ..distributions.wrapping import unwrap
 from ..simulation.tolerance import current_tolerance
 from .elbo_terms import ElboTerms, current_terms, kl_by_site, log_likelihood_by_site
+from .finite import check_finite
 from .girsanov import ESTIMATORS, path_divergence
 from .site_checks import UNSQUEEZE, check_event_shapes, check_traces, sites_of_size
 
@@ -137,6 +138,13 @@ class _PathELBO:
             check_event_shapes(particles, trace, particles + 1, other)
         self._tried_sites.update(found)
         return traces
+
+    def _differentiable_loss_particle(
+        self, model_trace: Trace, guide_trace: Trace
+    ) -> tuple[Any, Any]:
+        found = super()._differentiable_loss_particle(model_trace, guide_trace)  # type: ignore[misc]
+        check_finite(found[0], model_trace, guide_trace)
+        return found
 
     def _rewrite(self, name: str, model_site: dict, guide_site: dict) -> None:
         for key in ("scale", "mask"):
@@ -260,4 +268,5 @@ class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
                     check_fully_reparametrized(site)
         kl = sum(term for _, term in kl_by_site(model_trace, guide_trace, analytic=True))
         loss: Any = kl - sum(term for _, term in log_likelihood_by_site(model_trace))
+        check_finite(loss, model_trace, guide_trace)
         return torch_item(loss), loss

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import pyro
@@ -15,22 +15,23 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from tqdm.auto import tqdm
 
-from ..diagnostics import ImportanceCheck
-from ..diagnostics.importance import importance_line
 from ..infer import TraceSDE_ELBO, kl_weight
+from . import snapshot
 from .batches import Batches
+from .checkpoint_file import CheckpointFile
 from .default_elbo import default_elbo
+from .fingerprint import fingerprint
+from .generators import check_generators
 from .history import History
-from .interrupt import Interrupt
 from .loop import Training
-from .matching import Matching, has_joint_latents, match_latents
+from .run import check_posterior, match_posterior, run_steps
+from .save_times import SaveTimes
 from .schedules import make_schedule
+from .state import needs_metric
 
 __all__ = ["fit"]
 
 STEPS = 1500
-CHECK_SAMPLES, CHECK_SECONDS = 4000, 5.0
-"""The number of draws of the importance check at the end, and its time limit in seconds."""
 
 
 def fit(
@@ -52,11 +53,15 @@ def fit(
     patience: int | None = None,
     validation_draws: int = 10,
     checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 100,
+    save_every: int | str | timedelta | None = None,
+    keep: int = 2,
     resume: bool = False,
+    allow_other_data: bool = False,
+    max_rejected: int = 0,
     seed: int | None = None,
     match: bool = True,
     progress: bool = True,
+    checkpoint_every: int | None = None,
 ) -> History:
     """Train a model and its guide with SVI, for a number of steps or epochs; by default 1500 steps.
 
@@ -78,13 +83,15 @@ def fit(
     posterior would be too narrow. See :func:`~pyro_sde.training.match_latents`. Mini-batches,
     gradient clipping, early stopping at the best validation and checkpoints are optional. A loss
     or gradient that is not finite raises :class:`~pyro_sde.training.Diverged` before it reaches a
-    parameter. Ctrl-C ends the training after the current step; ``fit`` then saves and returns. A
-    second Ctrl-C interrupts at once.
+    parameter. Ctrl-C or SIGTERM ends the training after the current step; ``fit`` then saves and
+    returns. A second one interrupts at once.
 
     ``resume=True`` continues a run that was killed from its last checkpoint, exactly as if it had
-    not been killed: parameters, optimiser, random numbers and the order of batches are the same.
-    Learning rate, schedule, clipping and the number of steps may change. A run that has finished is
-    loaded and not trained further.
+    not been killed: parameters, optimiser, random numbers (also those of torch generators that
+    model and guide have) and the order of batches are the same. Learning rate, schedule, clipping
+    and the number of steps may change. A run that has finished is loaded and not trained further.
+    A state is saved when its loss and gradient have been found finite. While ``fit`` runs, no
+    other training can write to its file.
 
     With mini-batches the plate of the model must say how many rows there are in all, so that Pyro
     scales the likelihood: ``pyro.plate("data", n, subsample_size=len(y))``. A model that takes a
@@ -137,8 +144,15 @@ def fit(
     :param patience: Stop after this many validations without an improvement.
     :param validation_draws: How many evaluations of the ELBO a validation averages.
     :param checkpoint: The file to save checkpoints to.
-    :param checkpoint_every: Steps between checkpoints, the most that a killed run loses.
+    :param save_every: The most that a killed run loses: a number of steps, by default 100, or a
+        time, as ``"30 s"``, ``"5 min"``, ``"1 h"`` or a ``datetime.timedelta``.
+    :param keep: How many checkpoints to keep. The one before the last has ``.1`` after its name;
+        it stays while the last ones are worse than the start of the training.
     :param resume: Continue from ``checkpoint``, if that file exists.
+    :param allow_other_data: Whether a training may be resumed with data that are not those of the
+        checkpoint.
+    :param max_rejected: How many steps in a row may be rejected because their loss or gradient is
+        not finite, before that raises :class:`~pyro_sde.training.Diverged`.
     :param seed: The seed of all random numbers and of the order of batches. By default the random
         state is used as it is, and the order follows torch's seed.
     :param match: Whether to match the latents that are not paths to weighted draws at the end. The
@@ -146,6 +160,7 @@ def fit(
         the data at once, and a KL of weight 1.
     :param progress: Whether to show a progress bar, and at the end one line of the importance check
         (:func:`~pyro_sde.diagnostics.importance`), which takes a few seconds at most.
+    :param checkpoint_every: The former name of ``save_every``.
     :returns: The :class:`~pyro_sde.History` of the training. The parameters are trained in place.
     """
     batches = Batches(data, batch_size)
@@ -153,7 +168,10 @@ def fit(
         raise ValueError("give either steps or epochs")
     steps = STEPS if steps is None and epochs is None else steps
     total = steps if steps is not None else (epochs or 0) * len(batches)
-    _check_positive(checkpoint_every=checkpoint_every, validation_draws=validation_draws)
+    if save_every is not None and checkpoint_every is not None:
+        raise ValueError("checkpoint_every is the former name of save_every: give save_every alone")
+    times = SaveTimes(save_every if checkpoint_every is None else checkpoint_every)
+    _check_positive(validation_draws=validation_draws, keep=keep)
     _check_positive(every=every, patience=patience, clip=clip, lr=lr)
     if validation is None and (every is not None or patience is not None):
         raise ValueError("every and patience need validation: give its data, or leave both out")
@@ -161,24 +179,18 @@ def fit(
         raise ValueError(
             "optim has a learning rate of its own: give either optim, or lr and schedule"
         )
-    file = None if checkpoint is None else Path(checkpoint)
-    if resume and file is None:
-        raise ValueError("resume=True needs a file to continue from: give checkpoint, a path")
-    if file is not None and pyro.settings.get("module_local_params"):
-        raise NotImplementedError(
-            "checkpoint needs the parameters in Pyro's param store, and module_local_params keeps "
-            "them out of it: call pyro.settings.set(module_local_params=False)"
-        )
-    goes_on = file is not None and file.exists()
-    if goes_on and not resume:
-        raise FileExistsError(
-            f"checkpoint {file} exists already: continue from it with resume=True, move it away, "
-            "or give another path"
-        )
+    if checkpoint is None and (resume or allow_other_data):
+        what = "resume" if resume else "allow_other_data"
+        raise ValueError(f"{what}=True needs a file to continue from: give checkpoint, a path")
     factor = make_schedule(schedule, total)
     if optim is None:
         lr = 0.02 if lr is None else lr
         optim = _adam(lr, factor)
+    elif needs_metric(optim) and validation is None:
+        raise ValueError(
+            "ReduceLROnPlateau looks at the loss of a validation: give validation, its data, or "
+            "use lr and schedule"
+        )
     training = Training(
         model,
         guide,
@@ -191,31 +203,50 @@ def fit(
         clip,
         validation,
         validation_draws,
-        file,
+        max_rejected=max_rejected,
     )
-    if goes_on:
-        batches.seed = seed or 0
-        training.restore(seed)
-    else:
-        batches.seed = torch.initial_seed() % 2**62 if seed is None else seed
-        if seed is not None:
-            pyro.set_rng_seed(seed)
-    if elbo is not None:
-        training.elbo = elbo
-    elif batch_size is None:
-        training.elbo = default_elbo(model, guide, batches.args, batches.kwargs)
-    if every is None:
-        every = len(batches) if batch_size is not None else max(1, total // 20)
-    history = _run(training, total, every, patience, checkpoint_every, progress)
+    with ExitStack() as stack:
+        if checkpoint is not None:
+            _check_resumable(model, guide)
+            training.file = stack.enter_context(CheckpointFile(checkpoint, keep))
+            training.data = fingerprint(batches.args, batches.kwargs, validation)
+        if training.file is not None and training.file.path.exists():
+            if not resume:
+                raise FileExistsError(
+                    f"checkpoint {checkpoint} exists already: continue from it with resume=True, "
+                    "move it away, or give another path"
+                )
+            batches.seed = seed or 0
+            snapshot.restore(training, seed, allow_other_data)
+        else:
+            batches.seed = torch.initial_seed() % 2**62 if seed is None else seed
+            if seed is not None:
+                pyro.set_rng_seed(seed)
+        if elbo is not None:
+            training.elbo = elbo
+        elif batch_size is None:
+            training.elbo = default_elbo(model, guide, batches.args, batches.kwargs)
+        if every is None:
+            every = len(batches) if batch_size is not None else max(1, total // 20)
+        history = run_steps(training, total, every, patience, times, progress)
     training.go_to_best()
     if history.stopped == "interrupted":
         return history
     if match and batch_size is None and training.weight(training.step) == 1.0 and total > 0:
-        _match(training, progress)
+        match_posterior(training, progress)
     if progress:
-        history.importance, line = _check(training)
+        history.importance, line = check_posterior(training)
         tqdm.write(line, file=sys.stderr)
     return history
+
+
+def _check_resumable(model: Callable, guide: Callable) -> None:
+    if pyro.settings.get("module_local_params"):
+        raise NotImplementedError(
+            "checkpoint needs the parameters in Pyro's param store, and module_local_params keeps "
+            "them out of it: call pyro.settings.set(module_local_params=False)"
+        )
+    check_generators(model=model, guide=guide)
 
 
 def _adam(lr: float, factor: Callable[[int], float]) -> PyroOptim:
@@ -233,75 +264,3 @@ def _check_positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be positive: found {value!r}")
-
-
-def _run(
-    training: Training,
-    total: int,
-    every: int,
-    patience: int | None,
-    checkpoint_every: int,
-    progress: bool,
-) -> History:
-    history, first = training.history, training.step
-    bar = tqdm(
-        total=total, initial=first, desc="fit", unit="step", mininterval=0.2, disable=not progress
-    )
-    with bar, Interrupt() as interrupt:
-        while training.step < total and not interrupt.came:
-            if _is_out_of_patience(history, patience):
-                break
-            training.take_step()
-            if training.validation is not None and (
-                training.step % every == 0 or training.step == total
-            ):
-                training.validate()
-            if training.step % checkpoint_every == 0:
-                training.save()
-            bar.update()
-            if training.step % 10 == 0 or training.step == total:
-                bar.set_postfix(_figures(history), refresh=False)
-    if training.step > first:
-        training.save()
-    history.stopped = "steps"
-    if training.step < total:
-        history.stopped = "interrupted" if interrupt.came else "patience"
-    return history
-
-
-def _match(training: Training, progress: bool) -> None:
-    if not has_joint_latents(training.guide):
-        return
-    args, kwargs = training.batches(0)
-    try:
-        found = match_latents(training.model, training.guide, *args, **kwargs)
-    except KeyboardInterrupt:
-        found = Matching(0, 0.0, math.nan, {}, "matching was interrupted")
-    training.history.matching = found
-    if progress:
-        tqdm.write(str(found), file=sys.stderr)
-
-
-def _check(training: Training) -> tuple[ImportanceCheck | None, str]:
-    """The importance check of the posterior, and the line that is printed about it."""
-    if training.batches.size is not None:
-        why = "the evidence of a mini-batch is not that of the data"
-        return None, f"importance check: not made, because {why}"
-    args, kwargs = training.batches(0)
-    return importance_line(
-        training.model, training.guide, args, kwargs, CHECK_SAMPLES, CHECK_SECONDS
-    )
-
-
-def _is_out_of_patience(history: History, patience: int | None) -> bool:
-    if patience is None or history.best is None:
-        return False
-    return sum(step > history.best[0] for step, _ in history.validation) >= patience
-
-
-def _figures(history: History, last: int = 50) -> dict[str, str]:
-    found = {"ELBO": history.elbo, "KL": history.kl, "likelihood": history.log_likelihood}
-    text = {k: f"{sum(v[-last:]) / len(v[-last:]):.5g}" for k, v in found.items()}
-    if history.validation:
-        text["validation"] = f"{history.validation[-1][1]:.5g}"
-    return text

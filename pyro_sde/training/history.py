@@ -48,6 +48,9 @@ class History:
     """The step and ELBO of each validation."""
     stopped: str = ""
     """Why training ended: ``"steps"``, ``"patience"`` or ``"interrupted"``."""
+    rejected: int = 0
+    """How many steps were rejected because their loss or gradient was not finite. Their entries are
+    NaN."""
     importance: ImportanceCheck | None = field(default=None, compare=False)
     """The importance check; None with ``progress=False``, or where the check could not be made."""
     matching: Matching | None = field(default=None, compare=False)
@@ -86,7 +89,12 @@ class History:
         """
         columns = {name: _pack(getattr(self, name)) for name in _COLUMNS}
         sites = {site: _pack(values) for site, values in self.kl_by_site.items()}
-        return {**columns, "kl_by_site": sites, "validation": self.validation}
+        return {
+            **columns,
+            "kl_by_site": sites,
+            "validation": self.validation,
+            "rejected": self.rejected,
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
@@ -99,7 +107,8 @@ class History:
         columns["step"] = [int(k) for k in columns["step"]]
         sites = {site: values.tolist() for site, values in state["kl_by_site"].items()}
         validation = [(int(k), float(v)) for k, v in state["validation"]]
-        return cls(**columns, kl_by_site=sites, validation=validation)
+        rejected = int(state["rejected"])
+        return cls(**columns, kl_by_site=sites, validation=validation, rejected=rejected)
 
     def __repr__(self) -> str:
         n = len(self.step)

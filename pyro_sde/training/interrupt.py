@@ -1,4 +1,4 @@
-"""Ctrl-C that takes effect between two steps."""
+"""Ctrl-C and SIGTERM that take effect between two steps."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ __all__ = ["Interrupt"]
 
 
 class Interrupt:
-    """A context in which the first SIGINT sets ``came``, and a second one interrupts as usual.
+    """A context in which the first SIGINT or SIGTERM sets ``came``, and a second one has its usual
+    effect.
 
-    Only the main thread receives signals. A process that ignores SIGINT (under nohup, say)
+    Only the main thread receives signals. A process that ignores a signal (SIGINT under nohup, say)
     continues to ignore it.
     """
 
     came = False
 
     def __enter__(self) -> Interrupt:
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-        if self._before is signal.SIG_IGN:
-            self._before = None
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.getsignal(number)
+                if before is not None and before is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(number, self._before[number])
 
     def __exit__(self, *args: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)

@@ -1,9 +1,8 @@
-"""The state of a training, and what it consists of: steps, validations and checkpoints."""
+"""The state of a training, and what it consists of: steps and validations."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -22,34 +21,28 @@ from torch import Tensor
 from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
 from ..infer import ElboTerms, anneal_kl, record_parts
+from ..infer.finite import NonFiniteLoss
+from . import snapshot
 from . import state as states
 from .batches import Batches, as_arguments, name_missing
-from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .checkpoint import CheckpointError
+from .checkpoint_file import CheckpointFile
+from .divergence import (
+    Diverged,
+    RejectedWarning,
+    first_not_finite,
+    gradient_norm,
+    most_changed,
+)
 from .first_step import FirstStep
 from .history import History
+from .late_parameters import LateParameters
 
-__all__ = ["Diverged", "Training"]
+__all__ = ["Training"]
 
-KIND = "pyro_sde.fit"
 _NOT_FINITE = re.compile(r"\b(nan|inf|not finite|non-finite)\b")
-
-
-class Diverged(RuntimeError):
-    """The loss or a gradient is not finite. The parameters are those before that step.
-
-    Example::
-
-        >>> import pyro, torch
-        >>> from pyro_sde import fit
-        >>> pyro.clear_param_store()
-        >>> def model():
-        ...     pyro.factor("f", -pyro.param("a", torch.tensor(0.0)).sqrt())
-        >>> try:
-        ...     history = fit(model, lambda: None, steps=1, progress=False)
-        ... except Diverged as e:
-        ...     print(str(e).split(". ")[0])
-        the gradient of a is not finite in step 1
-    """
+REMEMBER_EVERY = 100
+"""Steps between copies of the parameters that are known to be good."""
 
 
 @dataclass
@@ -68,81 +61,219 @@ class Training:
     clip: float | None
     validation: Any
     validation_draws: int
-    path: str | os.PathLike | None
+    file: CheckpointFile | None = None
+    data: str = ""
+    """The fingerprint of the data, for checkpoints."""
+    max_rejected: int = 0
     step: int = 0
     history: History = field(default_factory=History)
     best: dict[str, Any] | None = None
     parameters: dict[str, Tensor] = field(default_factory=dict)
+    late_names: set[str] = field(default_factory=set)
+    """The parameters that the first step did not meet."""
+    late: LateParameters | None = None
+    """Parameters of a checkpoint that have not appeared since it was loaded."""
     saved: int | None = None
     """The step of the last checkpoint."""
+    is_saved_good: bool = True
     has_warned: bool = False
-    _best_data: float = -math.inf
+    norm: float = math.nan
+    """The norm of the last finite gradient."""
+    best_data: float = -math.inf
+    resumed: int = 0
+    _good: dict[str, Tensor] = field(default_factory=dict)
+    _rejected: int = 0
     _is_checked: bool = False
 
-    def take_step(self) -> None:
+    def take_step(self, save: bool = False) -> None:
+        """Evaluate the ELBO and change the parameters.
+
+        :param save: Whether to save a checkpoint of the state before this step. That is done
+            between the two, when the state is known to have a finite loss and gradient.
+        """
         args, kwargs = self.batches(self.step)
+        moment = snapshot.Moment.of(self) if save and self.file is not None else None
         weight = self.weight(self.step)
         weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
         first = None if self._is_checked else FirstStep()
         watching = poutine.trace(param_only=True)
-        with record_parts() as parts, watching as capture, weighing, first or nullcontext():
-            loss = self._loss_and_grads(args, kwargs)
-        found = states.met_parameters(capture)
-        if first is not None:
-            first.check(self.batches, list(found.values()), model=self.model, guide=self.guide)
-            self._is_checked = True
-        self.parameters.update(found)
-        self._check(loss, found)
+        handlers = weighing, first or nullcontext(), self.late or nullcontext()
+        try:
+            with (
+                record_parts() as parts,
+                watching as capture,
+                handlers[0],
+                handlers[1],
+                handlers[2],
+            ):
+                loss = self._loss_and_grads(args, kwargs)
+            found = states.met_parameters(capture)
+            if first is not None:
+                first.check(self.batches, list(found.values()), model=self.model, guide=self.guide)
+            self._meet(found)
+            self._check(loss, found)
+        except Diverged as e:
+            if self._rejected >= self.max_rejected:
+                raise
+            self._reject(e)
+            return
+        self._is_checked, self._rejected = True, 0
+        if moment is not None:
+            snapshot.save(self, moment)
+        if save or self.step % REMEMBER_EVERY == 0:
+            self._good = {k: p.detach().clone() for k, p in self.parameters.items()}
         params = list(dict.fromkeys(found.values()))
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(params, self.clip)
         self.optim(params)
         lr = self._rate()
         zero_grads(params)
-        if isinstance(self.optim, PyroLRScheduler):
-            self.optim.step()
+        self._step_schedule()
         self.step += 1
         self._record(loss, parts, weight, lr)
+
+    def _meet(self, found: dict[str, Tensor]) -> None:
+        if self._is_checked:
+            self.late_names |= found.keys() - self.parameters.keys()
+        self.parameters.update(found)
+        for name in found.keys() & self.late.values.keys() if self.late is not None else ():
+            del self.late.values[name]  # type: ignore[union-attr]
+            states.make_optimiser(self.optim, name, found[name], self.step - self.resumed)
+
+    def _step_schedule(self, metric: float | None = None) -> None:
+        """Let the scheduler of the optimiser know of a step, or of a validation if it needs one."""
+        if isinstance(self.optim, PyroLRScheduler) and states.needs_metric(self.optim) == (
+            metric is not None
+        ):
+            self.optim.step(*(() if metric is None else (metric,)))
 
     def _loss_and_grads(self, args: tuple, kwargs: dict) -> float:
         try:
             return float(self.elbo.loss_and_grads(self.model, self.guide, *args, **kwargs))
-        except (ValueError, ArithmeticError, SolutionError) as e:
+        except (torch.OutOfMemoryError, CheckpointError):
+            raise
+        except (ValueError, ArithmeticError, RuntimeError) as e:
             missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
             if missing is not None:
                 raise ValueError(f"{missing}. The model fails: {e}") from e
-            # A failed check of arguments stands for a NaN. Before the first step, data caused it.
-            if self.step == 0 or not (isinstance(e, SolutionError) or _NOT_FINITE.search(str(e))):
+            is_loss = isinstance(e, NonFiniteLoss)
+            if not is_loss and not self._is_due_to_parameters(e, args, kwargs):
                 raise
             zero_grads(self.parameters.values())
-            raise Diverged(self._diverged(f"the model could not be evaluated ({e})")) from e
+            problem = str(e) if is_loss else f"the model could not be evaluated ({e})"
+            raise self.diverged(problem) from e
+
+    def _is_due_to_parameters(self, e: Exception, args: tuple, kwargs: dict) -> bool:
+        """Whether an error comes from what training has made of the parameters, and not from the
+        model or the data: with the good parameters of before there is none."""
+        if self.step == self.resumed:
+            return False  # before the first step, the model or the data caused it
+        if _NOT_FINITE.search(str(e)) or isinstance(e, SolutionError):
+            return True
+        if first_not_finite(self.parameters) is not None:
+            return True
+        now = {k: self.parameters[k].detach().clone() for k in self._good}
+        try:
+            states.copy_into(self.parameters, self._good)
+            return math.isfinite(self._loss(args, kwargs))
+        except Exception:
+            return False
+        finally:
+            states.copy_into(self.parameters, now)
+
+    def _loss(self, args: tuple, kwargs: dict, draws: int = 1) -> float:
+        """A mean of losses that leaves random numbers and buffers as they were."""
+        buffers = states.buffers_of(model=self.model, guide=self.guide)
+        before = {k: x.clone() for k, x in buffers.items()}
+        late = self.late or nullcontext()
+        try:
+            with states.keep_random_state(), torch.no_grad(), late:
+                losses = [
+                    float(self.elbo.loss(self.model, self.guide, *args, **kwargs))
+                    for _ in range(draws)
+                ]
+            return sum(losses) / draws
+        finally:
+            states.copy_into(states.buffers_of(model=self.model, guide=self.guide), before)
 
     def _check(self, loss: float, params: dict[str, Tensor]) -> None:
-        problem = None
-        if not math.isfinite(loss):
-            problem = f"the loss became {loss}"
-        else:
-            grads = {k: p.grad for k, p in params.items() if p.grad is not None}
-            flags = [g.isfinite().all() for g in grads.values()]
-            if flags and not bool(torch.stack(flags).all()):
-                name = next(k for k, ok in zip(grads, flags, strict=True) if not ok)
-                problem = f"the gradient of {name} is not finite"
-        if problem is not None:
-            zero_grads(params.values())
-            raise Diverged(self._diverged(problem))
+        grads = {k: p.grad for k, p in params.items() if p.grad is not None}
+        norm = gradient_norm(list(grads.values()))
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.norm = norm
+            return
+        name = first_not_finite(grads)
+        problem = f"the loss became {loss}" if name is None or not math.isfinite(loss) else (
+            f"the gradient of {name} is not finite"
+        )  # fmt: skip
+        zero_grads(params.values())
+        raise self.diverged(problem, name)
 
-    def _diverged(self, problem: str) -> str:
+    def check_end(self) -> None:
+        """Refuse parameters that the last step has spoilt, and save good ones."""
+        name = first_not_finite(self.parameters)
+        if name is not None:
+            raise self.diverged(f"{name} is not finite after the update", name, self.step)
+        if self.file is not None and self.saved != self.step:
+            moment = snapshot.Moment.of(self)
+            self._loss_of_update("the loss", *self.batches(self.step))
+            snapshot.save(self, moment)
+
+    def _loss_of_update(self, what: str, args: tuple, kwargs: dict, draws: int = 1) -> float:
+        """A loss that is not of a step; training has diverged where it cannot be evaluated."""
+        try:
+            loss = self._loss(args, kwargs, draws)
+        except (ValueError, ArithmeticError, RuntimeError) as e:
+            if name_missing(args, kwargs) or not self._is_due_to_parameters(e, args, kwargs):
+                raise
+            problem = f"{what} could not be evaluated after the update ({e})"
+            raise self.diverged(problem, step=self.step) from e
+        if not math.isfinite(loss):
+            raise self.diverged(f"{what} became {loss} after the update", step=self.step)
+        return loss
+
+    def diverged(
+        self, problem: str, parameter: str | None = None, step: int | None = None
+    ) -> Diverged:
+        """The error that ends a training, which names the last good checkpoint.
+
+        :param problem: What is wrong.
+        :param parameter: The name of the offending parameter, if it is known.
+        :param step: The step that failed; by default the next one.
+        """
+        step = self.step + 1 if step is None else step
+        spoilt = first_not_finite(self.parameters)
+        parameter = spoilt or parameter or most_changed(self.parameters, self._good)
+        good = snapshot.good_checkpoint(self)
         kept = "There is no checkpoint yet"
-        if self.saved is not None:
-            kept = f"The last checkpoint, after step {self.saved}, is {self.path}"
+        if good is not None:
+            kept = f"The last checkpoint, after step {good[1]}, is {good[0]}"
+        elif self.file is not None and self.saved is not None:
+            kept = f"The only checkpoint, {self.file.given}, is of a training that was failing"
         missing = name_missing(*self.batches(self.step))
         if missing is not None:
             problem = f"{missing}; {problem}"
-        return (
-            f"{problem} in step {self.step + 1}. The parameters are those after step {self.step}. "
+        if parameter is not None and parameter not in problem:
+            how = "is not finite" if spoilt else "has changed most"
+            kept = f"Among the parameters, {parameter} {how}. {kept}"
+        if math.isfinite(self.norm):
+            kept = f"The norm of the last finite gradient was {self.norm:.3g}. {kept}"
+        message = (
+            f"{problem} in step {step}. The parameters are those after step {self.step}. "
             f"{kept}. Try a lower learning rate, clipping, smaller steps of the grid or a larger "
             "scale of the prior"
         )
+        return Diverged(message, step, self.norm, parameter, good and good[0])
+
+    def _reject(self, e: Diverged) -> None:
+        """Count a step that changes nothing."""
+        if self.history.rejected == 0:
+            warnings.warn(f"step {self.step + 1} was rejected: {e}", RejectedWarning, stacklevel=5)
+        self._rejected += 1
+        self.history.rejected += 1
+        self._step_schedule()
+        self.step += 1
+        self.history.add(self.step, math.nan, None, math.nan, self._rate())
 
     def _rate(self) -> float:
         for optimiser in self.optim.optim_objs.values():
@@ -157,8 +288,8 @@ class Training:
             elbo = elbo if weight == 1.0 else data - sum(kl.values())
         self.history.add(self.step, elbo, kl, data, lr)
         if not self.has_warned and parts.paths:
-            self._best_data = max(self._best_data, data)
-            message = explosion(parts, weight, self._best_data)
+            self.best_data = max(self.best_data, data)
+            message = explosion(parts, weight, self.best_data)
             if message is not None:
                 self.has_warned = True
                 warnings.warn(f"step {self.step}: {message}", ExplosionWarning, stacklevel=4)
@@ -166,21 +297,18 @@ class Training:
     def validate(self) -> float:
         """The mean ELBO of the validation data, always with the same random numbers."""
         args, kwargs = as_arguments(self.validation)
-        before = self._tensors()["buffers"]
-        with states.keep_random_state(), torch.no_grad():
+        with states.keep_random_state():
             pyro.set_rng_seed(0)
-            losses = [
-                float(self.elbo.loss(self.model, self.guide, *args, **kwargs))
-                for _ in range(self.validation_draws)
-            ]
-        states.copy_into(states.buffers_of(model=self.model, guide=self.guide), before)
-        elbo = -sum(losses) / len(losses)
+            draws = self.validation_draws
+            elbo = -self._loss_of_update("the validation loss", args, kwargs, draws)
+        if states.needs_metric(self.optim):
+            self._step_schedule(-elbo)
         self.history.validation.append((self.step, elbo))
         if self.history.best == (self.step, elbo):
-            self.best = {"step": self.step, **self._tensors()}
+            self.best = {"step": self.step, **self.tensors()}
         return elbo
 
-    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
         both = self.parameters, states.buffers_of(model=self.model, guide=self.guide)
         copies = ({k: x.detach().clone() for k, x in part.items()} for part in both)
         return dict(zip(("parameters", "buffers"), copies, strict=True))
@@ -190,76 +318,3 @@ class Training:
             buffers = states.buffers_of(model=self.model, guide=self.guide)
             states.copy_into(self.parameters, self.best["parameters"])
             states.copy_into(buffers, self.best["buffers"])
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings that must not change when a training is resumed."""
-        return {
-            "optim": states.optimiser_name(self.optim),
-            "batch_size": self.batches.size,
-            "rows": self.batches.rows,
-            "seed": self.batches.seed,
-        }
-
-    def save(self) -> None:
-        if self.path is None or self.saved == self.step:
-            return
-        save_checkpoint(
-            self.path,
-            {
-                "step": self.step,
-                **self._tensors(),
-                "gradients": [k for k, p in self.parameters.items() if p.grad is not None],
-                "optimiser": self.optim.get_state(),
-                "random": states.random_state(),
-                "history": self.history.state(),
-                "best": self.best,
-                "settings": self._settings(),
-            },
-            KIND,
-        )
-        self.saved = self.step
-
-    def restore(self, seed: int | None) -> None:
-        """Continue from the checkpoint. If it belongs to another training, nothing is changed.
-
-        :param seed: The seed that the user gave; None takes that of the checkpoint.
-        """
-        state = load_checkpoint(self.path, KIND)  # type: ignore[arg-type]
-        if seed is None:
-            self.batches.seed = state["settings"]["seed"]
-        mine = self._settings()
-        other = {k: (state["settings"].get(k), v) for k, v in mine.items()}
-        other = {k: pair for k, pair in other.items() if pair[0] != pair[1]}
-        if other:
-            raise CheckpointError(
-                f"{self.path} was made with other settings, as pairs (in the file, now): {other}. "
-                "Nothing was loaded; use the settings of the file, or another path to begin anew"
-            )
-        before = set(pyro.get_param_store().keys())
-        found = self._build()
-        buffers = states.buffers_of(model=self.model, guide=self.guide)
-        try:
-            states.check_same(self.path, "parameters", state["parameters"], found)
-            states.check_same(self.path, "buffers", state["buffers"], buffers)
-        except CheckpointError:
-            states.forget_parameters(set(found) - before)
-            raise
-        states.copy_into(found, state["parameters"])
-        states.copy_into(buffers, state["buffers"])
-        for name in state["gradients"]:
-            # Pyro leaves gradients of zero after each step, which Adam treats unlike None.
-            found[name].grad = torch.zeros_like(found[name])
-        states.restore_optimiser(self.optim, state["optimiser"], self.lr, self.schedule)
-        self.parameters, self.best = found, state["best"]
-        self.step = self.saved = state["step"]
-        self.history = History.from_state(state["history"])
-        self._best_data = max(self.history.log_likelihood, default=-math.inf)
-        states.set_random_state(state["random"])
-
-    def _build(self) -> dict[str, Tensor]:
-        """Run the ELBO once, so that parameters that the first call creates exist."""
-        args, kwargs = self.batches(0)
-        watch = poutine.trace(param_only=True)
-        with states.keep_random_state(), torch.no_grad(), watch as capture:
-            self.elbo.loss(self.model, self.guide, *args, **kwargs)
-        return states.met_parameters(capture)

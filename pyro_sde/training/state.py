@@ -12,6 +12,7 @@ import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.optim import PyroOptim
+from pyro.optim.optim import _load_state_dict
 from torch import Tensor, nn
 
 from .checkpoint import CheckpointError
@@ -20,13 +21,17 @@ __all__ = [
     "buffers_of",
     "check_same",
     "copy_into",
+    "describe",
     "forget_parameters",
     "keep_random_state",
+    "make_optimiser",
     "met_parameters",
+    "needs_metric",
     "optimiser_name",
     "random_state",
     "restore_optimiser",
     "set_random_state",
+    "tensors_in",
 ]
 
 
@@ -93,12 +98,13 @@ def check_same(path: Any, what: str, found: dict[str, Tensor], mine: dict[str, T
         a, b = found[name], x
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise CheckpointError(
-                f"{path} is of another model or guide: {name} is {_look(a)} in the file and "
-                f"{_look(b)} here. Nothing was loaded; give another path to begin anew"
+                f"{path} is of another model or guide: {name} is {describe(a)} in the file and "
+                f"{describe(b)} here. Nothing was loaded; give another path to begin anew"
             )
 
 
-def _look(x: Tensor) -> str:
+def describe(x: Tensor) -> str:
+    """Dtype and shape of a tensor."""
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
 
 
@@ -114,6 +120,12 @@ def optimiser_name(optim: PyroOptim) -> str:
     return " ".join(getattr(m, "__name__", type(m).__name__) for m in makers if m is not None)
 
 
+def needs_metric(optim: PyroOptim) -> bool:
+    """Whether the learning rate scheduler looks at the loss of a validation."""
+    made = getattr(optim, "pt_scheduler_constructor", None)
+    return isinstance(made, type) and issubclass(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
 def restore_optimiser(
     optim: PyroOptim, state: dict[str, Any], lr: float | None, schedule: Callable[[int], float]
 ) -> None:
@@ -127,10 +139,46 @@ def restore_optimiser(
             rates, (group,) = entry["scheduler"], entry["optimizer"]["param_groups"]
             group["initial_lr"], group["lr"] = lr, lr * schedule(rates["last_epoch"])
             rates["base_lrs"], rates["_last_lr"] = [lr], [group["lr"]]
-    # Pyro gives each parameter's optimiser its state when it makes that optimiser.
     optim.optim_objs.clear()
     optim.grad_clip.clear()
+    # Pyro gives each parameter's optimiser its state when it makes that optimiser.
     optim.set_state(state)
+
+
+def make_optimiser(optim: PyroOptim, name: str, p: Tensor, steps: int = 0) -> None:
+    """Make the optimiser of a parameter with the state that waits for it, as Pyro does when it
+    first meets the parameter.
+
+    :param steps: How many steps its learning rate scheduler is behind.
+    """
+    state = optim._state_waiting_to_be_consumed.pop(name, None)
+    if state is None:
+        return
+    made = optim._get_optim(p)
+    _load_state_dict(made, state)
+    torch_optimiser = getattr(made, "optimizer", made)
+    for key, x in torch_optimiser.state[p].items():
+        if isinstance(x, Tensor) and x.dim() and key in OF_PARAMETER_SHAPE and x.shape != p.shape:
+            raise ValueError(f"{key} of {name} is {describe(x)}, and {name} is {describe(p)}")
+    for _ in range(steps):
+        made.step()
+    optim.optim_objs[p] = made
+    optim.grad_clip[p] = optim._get_grad_clip(p)  # type: ignore[arg-type]
+
+
+OF_PARAMETER_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
+
+
+def tensors_in(state: Any, where: str) -> Iterator[tuple[str, Tensor]]:
+    """Names and values of all tensors in a nest of dicts and lists."""
+    if isinstance(state, Tensor):
+        yield where, state
+    elif isinstance(state, dict):
+        for k, v in state.items():
+            yield from tensors_in(v, f"{where}[{k!r}]")
+    elif isinstance(state, (list, tuple)):
+        for i, v in enumerate(state):
+            yield from tensors_in(v, f"{where}[{i}]")
 
 
 def forget_parameters(names: set[str]) -> None:

@@ -6,6 +6,7 @@ checkpoint on its way to the disk).
 
 import os
 import signal
+import stat
 import sys
 
 import torch
@@ -52,17 +53,17 @@ def main(kind: str, path: str, where: str) -> None:
 
         elbo.loss_and_grads = loss_and_grads
     else:
-        save, count = torch.save, []
+        sync, drafts = os.fsync, []
 
-        def half(state, file):
-            save(state, file)
-            count.append(1)
-            if len(count) == 3:
-                file.flush()
-                os.truncate(file.fileno(), file.tell() // 2)
+        def half(descriptor):
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                drafts.append(descriptor)
+            if len(drafts) == 3:
+                os.truncate(descriptor, os.fstat(descriptor).st_size // 2)
                 kill()
+            sync(descriptor)
 
-        torch.save = half
+        os.fsync = half
     pyro_sde.fit(model, guide, DATA, elbo=elbo, checkpoint=path, **options())
 
 

@@ -1,5 +1,7 @@
 """Going on from a checkpoint as if nothing had happened, and refusing what is none."""
 
+import errno
+import hashlib
 import os
 import pickle
 import subprocess
@@ -38,12 +40,12 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, where, left, tmp_path):
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=300)
     assert ended.returncode == -9, ended.stderr.decode()
     assert load_checkpoint(path, "pyro_sde.fit")["step"] == left
-    assert (tmp_path / "run.pt.tmp").exists() == (where == "write")
+    assert bool(list(tmp_path.glob(".run.pt.*.draft"))) == (where == "write")
     resumed, found = run(kind, checkpoint=path, resume=True)
     whole, expected = run(kind)
     assert_identical(found, expected)
     assert resumed == whole and resumed.step == list(range(1, 13))
-    assert not (tmp_path / "run.pt.tmp").exists()
+    assert sorted(os.listdir(tmp_path)) == ["run.pt", "run.pt.1"]
 
 
 @pytest.mark.parametrize("kind", ["functional", "modular"])
@@ -160,6 +162,14 @@ def saved_code(path):
     torch.save({"format": "pyro_sde checkpoint", "version": 1, "state": Code()}, path)
 
 
+def seal(write, path):
+    """With the digest of a checkpoint at its end."""
+    write(path)
+    content = path.read_bytes()
+    line = f"\npyro_sde sha256 {hashlib.sha256(content).hexdigest()} {len(content):020d}\n"
+    path.write_bytes(content + line.encode())
+
+
 def cut_off(path):
     run("functional", steps=1, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-200])
@@ -171,11 +181,17 @@ FOREIGN = {
     "cut_off": (cut_off, "or is cut off"),
     "pickle": (pickled, "none of its code was run"),
     "code": (saved_code, "none of its code was run"),
-    "weights": (lambda path: torch.save(torch.nn.Linear(1, 1).state_dict(), path), "another prog"),
-    "tensor": (lambda path: torch.save(torch.ones(2), path), "another program"),
+    "sealed_code": (lambda path: seal(saved_code, path), "it holds other objects"),
+    "weights": (lambda path: torch.save({"w": torch.ones(2)}, path), "does not end with a digest"),
+    "sealed_weights": (
+        lambda path: seal(lambda p: torch.save({"w": torch.ones(2)}, p), path),
+        "another program",
+    ),
     "version": (
-        lambda path: torch.save({"format": "pyro_sde checkpoint", "version": 2}, path),
-        "format version 2, and this pyro_sde reads 1",
+        lambda path: seal(
+            lambda p: torch.save({"format": "pyro_sde checkpoint", "version": 9}, p), path
+        ),
+        "format version 9, and this pyro_sde reads 2",
     ),
     "kind": (lambda path: save_checkpoint(path, {}, "mine"), "a checkpoint of 'mine', not"),
 }
@@ -250,12 +266,11 @@ def test_a_disk_that_is_full_leaves_the_file_before(tmp_path, monkeypatch):
     path = tmp_path / "a.pt"
     save_checkpoint(path, {"x": 1}, "mine")
 
-    def full(state, file):
-        file.write(b"half")
-        raise OSError("No space left on device")
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"a\.pt could not be written \(No space.*as it was"):
         save_checkpoint(path, {"x": 2}, "mine")
     assert load_checkpoint(path, "mine") == {"x": 1} and os.listdir(tmp_path) == ["a.pt"]
 

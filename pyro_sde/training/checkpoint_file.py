@@ -1,0 +1,188 @@
+"""The file of a checkpoint: its lock, its drafts, and the generations before it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+__all__ = ["CheckpointFile", "CheckpointInUse"]
+
+
+class CheckpointInUse(RuntimeError):
+    """Another training, in this process or in another one, writes to the same checkpoint.
+
+    Example::
+
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "run.pt"
+        >>> with CheckpointFile(path):
+        ...     try:
+        ...         CheckpointFile(path).__enter__()
+        ...     except CheckpointInUse as e:
+        ...         print("in use by process" in str(e))
+        True
+    """
+
+
+class CheckpointFile:
+    """A context in which this process alone writes to a file, and each write replaces it whole.
+
+    The content goes to a draft with a name of its own, which then takes the place of the file, so
+    a process that is killed leaves the previous content. A symbolic link is followed. The lock is
+    that of the operating system, and ends with the process.
+
+    Example::
+
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "run.pt"
+        >>> with CheckpointFile(path, keep=2) as file:
+        ...     file.write(b"first")
+        ...     file.write(b"second")
+        >>> path.read_bytes(), file.generation(1).read_bytes()
+        (b'second', b'first')
+
+    :param path: The file; missing folders are created.
+    :param keep: How many generations are kept: the file, and ``keep - 1`` before it, in files
+        with ``.1``, ``.2``, ... after their names.
+    """
+
+    def __init__(self, path: str | os.PathLike, keep: int = 1) -> None:
+        self.given = Path(path)
+        """The path as the user gave it, for messages."""
+        self.path, self.keep = Path(os.path.realpath(path)), keep
+        self._lock = self.path.with_name(f".{self.path.name}.lock")
+
+    def __enter__(self) -> CheckpointFile:
+        self._check_place()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._held = FileLock(self._lock, timeout=0)
+            self._held.acquire()
+        except Timeout:
+            raise CheckpointInUse(
+                f"checkpoint {self.given} is in use by {self._holder()}: two trainings cannot "
+                "write to one file. Wait for the other one, end it, or give another path"
+            ) from None
+        except OSError as e:
+            raise type(e)(
+                e.errno, f"checkpoint {self.given} cannot be written there ({e.strerror})"
+            ) from e
+        try:
+            self._lock.write_text(
+                f"process {os.getpid()} on {socket.gethostname()}, since "
+                f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n"
+            )
+            self._remove_drafts()
+        except BaseException as e:
+            self.__exit__()
+            if isinstance(e, OSError):
+                raise self._failed(e) from e
+            raise
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        # While the lock is held, or another process might lock the file that is removed.
+        with contextlib.suppress(OSError):
+            self._lock.unlink()
+        self._held.release()
+
+    def _check_place(self) -> None:
+        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
+            kind = "a folder" if self.path.is_dir() else "not a regular file"
+            raise ValueError(f"checkpoint {self.given} is {kind}: give the path of a file in it")
+        if self.path.exists() and not os.access(self.path, os.W_OK):
+            raise PermissionError(
+                f"checkpoint {self.given} is a file that must not be written to: change its "
+                "permissions, or give another path"
+            )
+
+    def _holder(self) -> str:
+        try:
+            return self._lock.read_text().strip() or "another process"
+        except OSError:
+            return "another process"
+
+    def _remove_drafts(self) -> None:
+        """Remove drafts of processes that were killed: this process holds the lock."""
+        draft = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]{{16}}\.draft")
+        for name in os.listdir(self.path.parent):
+            if draft.fullmatch(name):
+                self.path.with_name(name).unlink(missing_ok=True)
+
+    def generation(self, k: int) -> Path:
+        """The path of an earlier generation.
+
+        :param k: Its age, from 0 for the file itself.
+        :returns: The path.
+        """
+        return self.path if k == 0 else self.path.with_name(f"{self.path.name}.{k}")
+
+    def write(self, content: bytes, rotate: bool = True) -> None:
+        """Replace the file.
+
+        :param content: The new content.
+        :param rotate: Whether the present content becomes the previous generation. If not, it is
+            lost, and the previous generations stay.
+        """
+        draft = self._draft_name()
+        try:
+            with open(draft, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if rotate and self.path.exists():
+                self._rotate()
+            os.replace(draft, self.path)
+            _sync_folder(self.path.parent)
+        except OSError as e:
+            raise self._failed(e) from e
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _draft_name(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.draft")
+
+    def _rotate(self) -> None:
+        """Number the generations anew. The file stays where it is all the time."""
+        for k in range(self.keep - 1, 1, -1):
+            if self.generation(k - 1).exists():
+                os.replace(self.generation(k - 1), self.generation(k))
+        if self.keep > 1:
+            copy = self._draft_name()
+            try:
+                os.link(self.path, copy)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self.path, copy)
+            os.replace(copy, self.generation(1))
+
+    def go_back(self) -> None:
+        """Put the previous generation in the place of the file."""
+        os.replace(self.generation(1), self.path)
+        for k in range(2, self.keep):
+            if self.generation(k).exists():
+                os.replace(self.generation(k), self.generation(k - 1))
+
+    def _failed(self, e: OSError) -> OSError:
+        kept = "The file before it is as it was" if self.path.exists() else "There is no file yet"
+        return type(e)(
+            e.errno, f"checkpoint {self.given} could not be written ({e.strerror or e}). {kept}"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the folder's entry of the new name to disk. Windows neither can nor needs to."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,51 @@
+"""Parameters that a resumed training meets later than its first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+
+from .checkpoint import CheckpointError
+from .state import describe, keep_random_state
+
+__all__ = ["LateParameters"]
+
+
+class LateParameters(Messenger):
+    """A messenger that gives parameters their values of a checkpoint when they first appear.
+
+    A ``pyro.param`` statement that only a later step runs makes its parameter then, from its
+    initial value, which is not what training had made of it.
+
+    :param path: The checkpoint, for messages.
+    """
+
+    def __init__(self, path: Any) -> None:
+        super().__init__()
+        self.path = path
+        self.values: dict[str, Tensor] = {}
+        """The unconstrained values of parameters that have not appeared yet."""
+
+    def _pyro_param(self, msg: Any) -> None:
+        name = msg["name"]
+        if name not in self.values:
+            return
+        store = pyro.get_param_store()
+        if name not in store:
+            # The run before has drawn the initial value already.
+            with keep_random_state():
+                options = {k: v for k, v in msg["kwargs"].items() if k != "event_dim"}
+                store.get_param(*msg["args"], **options)
+        shown: Any = store[name]
+        mine, value = shown.unconstrained(), self.values[name]
+        if (mine.shape, mine.dtype) != (value.shape, value.dtype):
+            raise CheckpointError(
+                f"{self.path} is of another model or guide: {name} is {describe(value)} in the "
+                f"file and {describe(mine)} here. Begin anew with another path"
+            )
+        with torch.no_grad():
+            mine.copy_(value)

@@ -1,0 +1,242 @@
+"""The state of a training in a checkpoint, and back."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.poutine as poutine
+import torch
+from torch import Tensor
+
+from . import state as states
+from .checkpoint import CheckpointError, encode_checkpoint, load_checkpoint
+from .divergence import first_not_finite
+from .entries import check_entries
+from .generators import generator_states, set_generators
+from .history import History
+from .late_parameters import LateParameters
+
+__all__ = ["KIND", "Moment", "good_checkpoint", "restore", "save"]
+
+KIND = "pyro_sde.fit"
+
+
+@dataclass
+class Moment:
+    """What the evaluation of an ELBO changes, as it is before: a checkpoint is written after the
+    evaluation that proves it good, and continues with that evaluation."""
+
+    random: dict[str, Any]
+    buffers: dict[str, Tensor]
+    gradients: list[str]
+    """The parameters that have a gradient. Pyro leaves gradients of zero after each step, which
+    Adam treats unlike None."""
+
+    @classmethod
+    def of(cls, training: Any) -> Moment:
+        both = {"model": training.model, "guide": training.guide}
+        buffers = {k: x.clone() for k, x in states.buffers_of(**both).items()}
+        gradients = [k for k, p in training.parameters.items() if p.grad is not None]
+        generators = generator_states(**both)
+        return cls(states.random_state() | {"generators": generators}, buffers, gradients)
+
+
+def settings_of(training: Any) -> dict[str, Any]:
+    """The settings that must not change when a training is resumed."""
+    return {
+        "optim": states.optimiser_name(training.optim),
+        "batch_size": training.batches.size,
+        "rows": training.batches.rows,
+        "seed": training.batches.seed,
+    }
+
+
+def save(training: Any, moment: Moment) -> None:
+    """Write a checkpoint; refuse parameters or optimisers that are not finite."""
+    if training.file is None or training.saved == training.step:
+        return
+    parameters = training.tensors()["parameters"]
+    optimiser = training.optim.get_state()
+    if training.late is not None:
+        parameters |= training.late.values
+        optimiser |= training.optim._state_waiting_to_be_consumed
+    spoilt = first_not_finite(parameters) or first_not_finite(
+        dict(states.tensors_in(optimiser, "the state of the optimiser"))
+    )
+    if spoilt is not None:
+        raise training.diverged(f"{spoilt} is not finite, and no checkpoint was written", spoilt)
+    is_good = not _is_worse_than_start(training.history.elbo)
+    state = {
+        "step": training.step,
+        "parameters": parameters,
+        "buffers": moment.buffers,
+        "late": sorted(training.late_names),
+        "gradients": moment.gradients,
+        "optimiser": optimiser,
+        "random": moment.random,
+        "history": training.history.state(),
+        "best": training.best,
+        "settings": settings_of(training),
+        "data": training.data,
+        "is_good": is_good,
+    }
+    # A generation that is worse than the start of the training must not displace a good one.
+    training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
+    training.saved, training.is_saved_good = training.step, is_good
+
+
+def _is_worse_than_start(elbo: list[float]) -> bool:
+    n = min(10, len(elbo) // 2)
+    first, last = ([x for x in part if math.isfinite(x)] for part in (elbo[:n], elbo[-n:]))
+    return bool(first and last) and statistics.median(last) < min(first)
+
+
+def good_checkpoint(training: Any) -> tuple[Path, int] | None:
+    """The last checkpoint that is not worse than the start of the training, and its step; None if
+    there is none. If it is the previous generation, that takes the place of the last one."""
+    file = training.file
+    if file is None or training.saved is None:
+        return None
+    if not training.is_saved_good:
+        try:
+            state = load_checkpoint(file.generation(1), KIND)
+            check_entries(file.generation(1), state)
+        except (CheckpointError, OSError):
+            return None
+        if state["settings"] != settings_of(training) or not state["is_good"]:
+            return None
+        file.go_back()
+        training.saved, training.is_saved_good = state["step"], True
+    return file.given, training.saved
+
+
+def restore(training: Any, seed: int | None, allow_other_data: bool) -> None:
+    """Continue from the checkpoint. If it belongs to another training, nothing is changed.
+
+    :param training: The training, before its first step.
+    :param seed: The seed that the user gave; None takes that of the checkpoint.
+    :param allow_other_data: Whether the data may differ from those of the checkpoint.
+    """
+    path = training.file.given
+    state = load_checkpoint(path, KIND)
+    check_entries(path, state)
+    if seed is None:
+        training.batches.seed = state["settings"]["seed"]
+    mine = settings_of(training)
+    other = {k: (state["settings"].get(k), v) for k, v in mine.items()}
+    other = {k: pair for k, pair in other.items() if pair[0] != pair[1]}
+    if other:
+        raise CheckpointError(
+            f"{path} was made with other settings, as pairs (in the file, now): {other}. "
+            "Nothing was loaded; use the settings of the file, or another path to begin anew"
+        )
+    if state["data"] != training.data and not allow_other_data:
+        raise CheckpointError(
+            f"{path} was made with other data, of the same shapes perhaps. Nothing was loaded; "
+            "give the data of that training, allow_other_data=True if it is to continue with "
+            "these, or another path to begin anew"
+        )
+    _Restoring(training, path, state).run()
+
+
+class _Restoring:
+    """The steps of loading a state, all of which are undone if one of them fails."""
+
+    def __init__(self, training: Any, path: Path, state: dict[str, Any]) -> None:
+        self.training, self.path, self.state = training, path, state
+        self.both = {"model": training.model, "guide": training.guide}
+
+    def run(self) -> None:
+        before = set(pyro.get_param_store().keys())
+        random = states.random_state(), generator_states(**self.both)
+        found = self._build()
+        buffers = states.buffers_of(**self.both)
+        values = {k: x.detach().clone() for k, x in {**found, **buffers}.items()}
+        part = "parameters"
+        try:
+            for part in ("parameters", "buffers", "optimiser", "history", "random"):
+                getattr(self, f"_put_{part}")(found, buffers)
+        except Exception as e:
+            states.copy_into({**found, **buffers}, values)
+            for p in found.values():
+                p.grad = None
+            optim = self.training.optim
+            for kept in (optim.optim_objs, optim.grad_clip, optim._state_waiting_to_be_consumed):
+                kept.clear()
+            states.set_random_state(random[0])
+            set_generators(random[1], **self.both)
+            states.forget_parameters(set(found) - before)
+            if isinstance(e, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{self.path} is not the checkpoint of a training: entry {part} cannot be used "
+                f"({type(e).__name__}: {e}). Nothing was loaded; use the pyro_sde that wrote it, "
+                "or begin anew with another path"
+            ) from e
+
+    def _build(self) -> dict[str, Tensor]:
+        """Run the ELBO once, so that parameters that the first call creates exist."""
+        training = self.training
+        args, kwargs = training.batches(0)
+        watch = poutine.trace(param_only=True)
+        generators = generator_states(**self.both)
+        with states.keep_random_state(), torch.no_grad(), watch as capture:
+            training.elbo.loss(training.model, training.guide, *args, **kwargs)
+        set_generators({**generator_states(**self.both), **generators}, **self.both)
+        return states.met_parameters(capture)
+
+    def _put_parameters(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        training, state = self.training, self.state
+        values = dict(state["parameters"])
+        missing = (set(state["late"]) & set(values)) - set(found)
+        late = LateParameters(self.path)
+        late.values = {k: values.pop(k) for k in sorted(missing)}
+        states.check_same(self.path, "parameters", values, found)
+        states.check_same(self.path, "buffers", state["buffers"], buffers)
+        best = state["best"]
+        if best is not None:
+            every = {**found, **late.values}
+            some = {k: every[k] for k in best["parameters"] if k in every}
+            states.check_same(self.path, "best parameters", best["parameters"], some)
+            states.check_same(self.path, "best buffers", best["buffers"], buffers)
+        states.copy_into(found, values)
+        for name in state["gradients"]:
+            if name in found:
+                found[name].grad = torch.zeros_like(found[name])
+        training.parameters, training.best = found, best
+        training.late, training.late_names = late, set(state["late"])
+
+    def _put_buffers(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        states.copy_into(buffers, self.state["buffers"])
+
+    def _put_optimiser(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        training = self.training
+        restored = self.state["optimiser"]
+        states.restore_optimiser(training.optim, restored, training.lr, training.schedule)
+        for name, p in found.items():
+            states.make_optimiser(training.optim, name, p)
+
+    def _put_history(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        training, state = self.training, self.state
+        training.history = History.from_state(state["history"])
+        training.step = training.saved = training.resumed = state["step"]
+        training.is_saved_good = state["is_good"]
+        training.best_data = max(training.history.log_likelihood, default=-math.inf)
+
+    def _put_random(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        random = dict(self.state["random"])
+        generators = random.pop("generators")
+        here = generator_states(**self.both)
+        if generators.keys() != here.keys():
+            raise CheckpointError(
+                f"{self.path} is of another model or guide: it has the torch generators "
+                f"{sorted(generators)}, and this one {sorted(here)}. Nothing was loaded; give "
+                "another path to begin anew"
+            )
+        states.set_random_state(random)
+        set_generators(generators, **self.both)
