@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
@@ -19,7 +20,7 @@ class NonFiniteLoss(ArithmeticError):
         >>> import pyro, pyro.distributions as dist, torch
         >>> from pyro_sde import TraceSDE_ELBO
         >>> def model():
-        ...     pyro.sample("y", dist.Normal(torch.tensor(1e200), 1e-200), obs=torch.zeros(()))
+        ...     pyro.sample("y", dist.Normal(1e30, 1.0), obs=torch.tensor(0.0))
         >>> try:
         ...     TraceSDE_ELBO().loss_and_grads(model, lambda: None)
         ... except NonFiniteLoss as e:
@@ -29,12 +30,15 @@ class NonFiniteLoss(ArithmeticError):
 
 
 def check_finite(loss: Any, model: Trace, guide: Trace) -> None:
-    """Refuse a loss that is not finite before it has gradients.
+    """Refuse a loss that is not finite before it has gradients. An evaluation without gradients
+    is left alone.
 
     :param loss: The loss of one pair of traces, a number or a tensor.
     :param model: The trace of the model.
     :param guide: The trace of the guide.
     """
+    if not torch.is_grad_enabled():
+        return
     number = float(loss.detach()) if isinstance(loss, Tensor) else loss
     if not math.isfinite(number):
         raise NonFiniteLoss(

@@ -145,7 +145,10 @@ def test_nan_names_the_checkpoint(tmp_path):
     with pytest.raises(Diverged, match=r"step 6.*last checkpoint, after step 4, is .*a\.pt"):
         pyro_sde.fit(model, lambda bad: None, True, **fixed)
     pyro.clear_param_store()
-    history = pyro_sde.fit(model, lambda bad: None, False, resume=True, **fixed)
+    with pytest.raises(CheckpointError, match="made with other data"):
+        pyro_sde.fit(model, lambda bad: None, False, resume=True, **fixed)
+    fixed |= {"resume": True, "allow_other_data": True}
+    history = pyro_sde.fit(model, lambda bad: None, False, **fixed)
     assert history.step == list(range(1, 10))
 
 
