@@ -119,7 +119,7 @@ class Training:
             return
         self._is_checked, self._rejected = True, 0
         if moment is not None:
-            snapshot.save(self, moment)
+            snapshot.save(self, moment, _terms(loss, parts, weight)[0])
         if save or self.step % REMEMBER_EVERY == 0:
             self._good = {k: p.detach().clone() for k, p in self.parameters.items()}
         params = list(dict.fromkeys(found.values()))
@@ -216,8 +216,8 @@ class Training:
             raise self.diverged(f"{name} is not finite after the update", name, self.step)
         if self.file is not None and self.saved != self.step:
             moment = snapshot.Moment.of(self)
-            self._loss_of_update("the loss", *self.batches(self.step))
-            snapshot.save(self, moment)
+            loss = self._loss_of_update("the loss", *self.batches(self.step))
+            snapshot.save(self, moment, -loss)
 
     def _loss_of_update(self, what: str, args: tuple, kwargs: dict, draws: int = 1) -> float:
         """A loss that is not of a step; training has diverged where it cannot be evaluated."""
@@ -281,11 +281,7 @@ class Training:
         return math.nan
 
     def _record(self, loss: float, parts: ElboTerms, weight: float, lr: float) -> None:
-        data, elbo, kl = math.nan, -loss, None
-        if parts.kl or parts.log_likelihood:
-            kl = {site: value / weight for site, value in parts.kl.items()}
-            data = sum(parts.log_likelihood.values(), 0.0)
-            elbo = elbo if weight == 1.0 else data - sum(kl.values())
+        elbo, kl, data = _terms(loss, parts, weight)
         self.history.add(self.step, elbo, kl, data, lr)
         if not self.has_warned and parts.paths:
             self.best_data = max(self.best_data, data)
@@ -318,3 +314,14 @@ class Training:
             buffers = states.buffers_of(model=self.model, guide=self.guide)
             states.copy_into(self.parameters, self.best["parameters"])
             states.copy_into(buffers, self.best["buffers"])
+
+
+def _terms(
+    loss: float, parts: ElboTerms, weight: float
+) -> tuple[float, dict[str, float] | None, float]:
+    """The ELBO with a KL of weight 1, its KL by site, and its log likelihood."""
+    if not (parts.kl or parts.log_likelihood):
+        return -loss, None, math.nan
+    kl = {site: value / weight for site, value in parts.kl.items()}
+    data = sum(parts.log_likelihood.values(), 0.0)
+    return -loss if weight == 1.0 else data - sum(kl.values()), kl, data

@@ -56,8 +56,13 @@ def settings_of(training: Any) -> dict[str, Any]:
     }
 
 
-def save(training: Any, moment: Moment) -> None:
-    """Write a checkpoint; refuse parameters or optimisers that are not finite."""
+def save(training: Any, moment: Moment, elbo: float) -> None:
+    """Write a checkpoint; refuse parameters or optimisers that are not finite.
+
+    :param training: The training.
+    :param moment: What the evaluation has changed that gave ``elbo``.
+    :param elbo: The ELBO of the parameters that are saved.
+    """
     if training.file is None or training.saved == training.step:
         return
     parameters = training.tensors()["parameters"]
@@ -70,7 +75,7 @@ def save(training: Any, moment: Moment) -> None:
     )
     if spoilt is not None:
         raise training.diverged(f"{spoilt} is not finite, and no checkpoint was written", spoilt)
-    is_good = not _is_worse_than_start(training.history.elbo)
+    is_good = not _is_worse_than_start([*training.history.elbo, elbo])
     state = {
         "step": training.step,
         "parameters": parameters,
@@ -154,15 +159,23 @@ class _Restoring:
     def run(self) -> None:
         before = set(pyro.get_param_store().keys())
         random = states.random_state(), generator_states(**self.both)
-        found = self._build()
+        present = self._parameters_of_store()
+        old = {k: p.detach().clone() for k, p in present.items()}
+        # The parameters may be those with which a training has diverged.
+        states.copy_into(present, {k: self.state["parameters"][k] for k in present})
+        try:
+            found = self._build()
+        except BaseException:
+            states.copy_into(present, old)
+            raise
         buffers = states.buffers_of(**self.both)
-        values = {k: x.detach().clone() for k, x in {**found, **buffers}.items()}
+        values = {k: x.detach().clone() for k, x in {**found, **buffers}.items()} | old
         part = "parameters"
         try:
             for part in ("parameters", "buffers", "optimiser", "history", "random"):
                 getattr(self, f"_put_{part}")(found, buffers)
         except Exception as e:
-            states.copy_into({**found, **buffers}, values)
+            states.copy_into({**present, **found, **buffers}, values)
             for p in found.values():
                 p.grad = None
             optim = self.training.optim
@@ -178,6 +191,15 @@ class _Restoring:
                 f"({type(e).__name__}: {e}). Nothing was loaded; use the pyro_sde that wrote it, "
                 "or begin anew with another path"
             ) from e
+
+    def _parameters_of_store(self) -> dict[str, Tensor]:
+        """The parameters of the checkpoint that Pyro knows already, unconstrained."""
+        store: Any = pyro.get_param_store()
+        saved = self.state["parameters"]
+        found = {k: store[k].unconstrained() for k in store.keys() & saved.keys()}
+        return {
+            k: p for k, p in found.items() if (p.shape, p.dtype) == (saved[k].shape, saved[k].dtype)
+        }
 
     def _build(self) -> dict[str, Tensor]:
         """Run the ELBO once, so that parameters that the first call creates exist."""
