@@ -90,7 +90,8 @@ class CheckpointFile:
         return self
 
     def __exit__(self, *args: object) -> None:
-        # While the lock is held, or another process might lock the file that is removed.
+        # While the lock is held. A process that has opened the file before, and locks it after,
+        # notices that it is gone (filelock 3.21 or newer).
         with contextlib.suppress(OSError):
             self._lock.unlink()
         self._held.release()
