@@ -60,6 +60,8 @@ class CheckpointFile:
         """The path as the user gave it, for messages."""
         self.path, self.keep = Path(os.path.realpath(path)), keep
         self._lock = self.path.with_name(f".{self.path.name}.lock")
+        # Not in the lock file: filelock before 4.0 empties it when another process tries to lock it.
+        self._holder_file = self.path.with_name(f".{self.path.name}.holder")
 
     def __enter__(self) -> CheckpointFile:
         self._check_place()
@@ -77,7 +79,7 @@ class CheckpointFile:
                 e.errno, f"checkpoint {self.given} cannot be written there ({e.strerror})"
             ) from e
         try:
-            self._lock.write_text(
+            self._holder_file.write_text(
                 f"process {os.getpid()} on {socket.gethostname()}, since "
                 f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n"
             )
@@ -92,8 +94,9 @@ class CheckpointFile:
     def __exit__(self, *args: object) -> None:
         # While the lock is held. A process that has opened the file before, and locks it after,
         # notices that it is gone (filelock 3.21 or newer).
-        with contextlib.suppress(OSError):
-            self._lock.unlink()
+        for file in (self._holder_file, self._lock):
+            with contextlib.suppress(OSError):
+                file.unlink()
         self._held.release()
 
     def _check_place(self) -> None:
@@ -108,7 +111,7 @@ class CheckpointFile:
 
     def _holder(self) -> str:
         try:
-            return self._lock.read_text().strip() or "another process"
+            return self._holder_file.read_text().strip() or "another process"
         except OSError:
             return "another process"
 
