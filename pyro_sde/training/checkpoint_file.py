@@ -60,7 +60,7 @@ class CheckpointFile:
         """The path as the user gave it, for messages."""
         self.path, self.keep = Path(os.path.realpath(path)), keep
         self._lock = self.path.with_name(f".{self.path.name}.lock")
-        # Not in the lock file: filelock before 4.0 empties it when another process tries to lock it.
+        # Not in the lock file, which filelock before 4.0 empties when another process tries it.
         self._holder_file = self.path.with_name(f".{self.path.name}.holder")
 
     def __enter__(self) -> CheckpointFile:
