@@ -11,6 +11,7 @@ from .._buffers import keep_buffers
 from ..diagnostics.weighted_draws import Problem, check_at_once
 from ..guides import AutoSDE
 from ..infer import TraceSDE_ELBO
+from .generators import keep_all_random_states
 
 __all__ = ["default_elbo"]
 
@@ -29,8 +30,8 @@ def default_elbo(model: Callable, guide: Callable, args: tuple, kwargs: dict) ->
     """
     if not isinstance(poutine.unwrap(guide), AutoSDE):
         return TraceSDE_ELBO()
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices), keep_buffers(model, guide), torch.no_grad():
+    random = keep_all_random_states(model=model, guide=guide)
+    with random, keep_buffers(model, guide), torch.no_grad():
         try:
             problem = Problem.of(model, guide, args, kwargs)
             if sum(shape.numel() for shape in problem.shapes.values()) > MAX_ELEMENTS:

@@ -35,6 +35,7 @@ from .divergence import (
     most_changed,
 )
 from .first_step import FirstStep
+from .generators import keep_all_random_states
 from .history import History
 from .late_parameters import LateParameters
 
@@ -133,7 +134,7 @@ class Training:
         self._record(loss, parts, weight, lr)
 
     def _meet(self, found: dict[str, Tensor]) -> None:
-        if self._is_checked:
+        if self.parameters:
             self.late_names |= found.keys() - self.parameters.keys()
         self.parameters.update(found)
         for name in found.keys() & self.late.values.keys() if self.late is not None else ():
@@ -182,19 +183,21 @@ class Training:
             states.copy_into(self.parameters, now)
 
     def _loss(self, args: tuple, kwargs: dict, draws: int = 1) -> float:
-        """A mean of losses that leaves random numbers and buffers as they were."""
-        buffers = states.buffers_of(model=self.model, guide=self.guide)
-        before = {k: x.clone() for k, x in buffers.items()}
-        late = self.late or nullcontext()
+        """A mean of losses that leaves random numbers, buffers and the param store as they were."""
+        both = {"model": self.model, "guide": self.guide}
+        before = {k: x.clone() for k, x in states.buffers_of(**both).items()}
+        known = set(pyro.get_param_store().keys())
         try:
-            with states.keep_random_state(), torch.no_grad(), late:
+            with keep_all_random_states(**both), torch.no_grad(), self.late or nullcontext():
                 losses = [
                     float(self.elbo.loss(self.model, self.guide, *args, **kwargs))
                     for _ in range(draws)
                 ]
             return sum(losses) / draws
         finally:
-            states.copy_into(states.buffers_of(model=self.model, guide=self.guide), before)
+            # Training draws the initial values of parameters that appear here for the first time.
+            states.forget_parameters(set(pyro.get_param_store().keys()) - known)
+            states.copy_into(states.buffers_of(**both), before)
 
     def _check(self, loss: float, params: dict[str, Tensor]) -> None:
         grads = {k: p.grad for k, p in params.items() if p.grad is not None}
@@ -293,7 +296,7 @@ class Training:
     def validate(self) -> float:
         """The mean ELBO of the validation data, always with the same random numbers."""
         args, kwargs = as_arguments(self.validation)
-        with states.keep_random_state():
+        with keep_all_random_states(model=self.model, guide=self.guide):
             pyro.set_rng_seed(0)
             draws = self.validation_draws
             elbo = -self._loss_of_update("the validation loss", args, kwargs, draws)
