@@ -16,14 +16,14 @@ def mathml(node: Any, as_block: bool = False) -> str:
     """With amends for what docutils does not know, takes for something else, or sets badly."""
     tex = node.astext().replace(r"\dots", r"\ldots").replace(r"\|", r"\parallel ")
     tex = re.sub(r"frac(\d)(\d)", r"frac{\1}{\2}", tex)
-    tex = re.sub("'+", lambda primes: "^{" + r"\prime" * len(primes[0]) + "}", tex)
     tex = re.sub(r"(?<!\\)\|([^|]+)(?<!\\)\|", r"{\\lvert \1 \\rvert}", tex)
     try:
         result = tex2mathml(tex, as_block=as_block)
     except MathError as e:
         logger.warning("%s in %s", e, node.astext(), location=node)
         return node.astext()
-    # Bars as tall as a letter, also around a prime.
+    # A prime of the font, which is raised, and bars around it that are as tall as a letter.
+    result = result.replace("<mo>'</mo>", '<mo lspace="0" rspace="0">\N{PRIME}</mo>')
     result = re.sub(r'<mo( class="mathopen")?>\|</mo>', r'<mo stretchy="false"\1>|</mo>', result)
     # log p, but log(p): a space after the name of a function, if no bracket follows.
     return re.sub(r"<mo>&ApplyFunction;</mo>(?=\s*<m[^o])", '<mspace width="0.17em"/>', result)
