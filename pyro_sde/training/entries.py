@@ -12,6 +12,13 @@ from .checkpoint import CheckpointError
 __all__ = ["check_entries"]
 
 TENSORS = {str: Tensor}
+RANDOM: dict[str, Any] = {
+    "torch": Tensor,
+    "cuda": [Tensor],
+    "numpy": [object],
+    "python": [object],
+    "generators": TENSORS,
+}
 FORM: dict[str, Any] = {
     "step": int,
     "parameters": TENSORS,
@@ -19,13 +26,8 @@ FORM: dict[str, Any] = {
     "late": [str],
     "gradients": [str],
     "optimiser": {str: dict},
-    "random": {
-        "torch": Tensor,
-        "cuda": [Tensor],
-        "numpy": [object],
-        "python": [object],
-        "generators": TENSORS,
-    },
+    "random": RANDOM,
+    "random_of_other_ranks": [RANDOM],
     "history": {
         "step": Tensor,
         "elbo": Tensor,
@@ -37,7 +39,13 @@ FORM: dict[str, Any] = {
         "rejected": int,
     },
     "best": (None, {"step": int, "parameters": TENSORS, "buffers": TENSORS}),
-    "settings": {"optim": str, "batch_size": (None, int), "rows": (None, int), "seed": int},
+    "settings": {
+        "optim": str,
+        "batch_size": (None, int),
+        "rows": (None, int),
+        "seed": int,
+        "processes": int,
+    },
     "data": str,
     "is_good": bool,
 }

@@ -21,7 +21,7 @@ from .generators import generator_states, set_generators
 from .history import History
 from .late_parameters import LateParameters
 
-__all__ = ["KIND", "Moment", "good_checkpoint", "restore", "save"]
+__all__ = ["KIND", "Moment", "build", "good_checkpoint", "restore", "save"]
 
 KIND = "pyro_sde.fit"
 
@@ -53,6 +53,7 @@ def settings_of(training: Any) -> dict[str, Any]:
         "batch_size": training.batches.size,
         "rows": training.batches.rows,
         "seed": training.batches.seed,
+        "processes": training.ranks.world,
     }
 
 
@@ -70,6 +71,7 @@ def save(training: Any, moment: Moment) -> None:
     )
     if spoilt is not None:
         raise training.diverged(f"{spoilt} is not finite, and no checkpoint was written", spoilt)
+    random, *others = training.ranks.gather(moment.random)
     is_good = not _is_worse_than_start(training.history.elbo)
     state = {
         "step": training.step,
@@ -78,7 +80,8 @@ def save(training: Any, moment: Moment) -> None:
         "late": sorted(training.late_names),
         "gradients": moment.gradients,
         "optimiser": optimiser,
-        "random": moment.random,
+        "random": random,
+        "random_of_other_ranks": others,
         "history": training.history.state(),
         "best": training.best,
         "settings": settings_of(training),
@@ -86,7 +89,8 @@ def save(training: Any, moment: Moment) -> None:
         "is_good": is_good,
     }
     # A generation that is worse than the start of the training must not displace a good one.
-    training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
+    if training.ranks.rank == 0:
+        training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
     training.saved, training.is_saved_good = training.step, is_good
 
 
@@ -115,6 +119,22 @@ def good_checkpoint(training: Any) -> tuple[Path, int] | None:
     return file.given, training.saved
 
 
+def build(training: Any) -> dict[str, Tensor]:
+    """Run the ELBO once, on the whole of the first batch, so that parameters that the first call
+    creates exist. The random state is left as it was.
+
+    :returns: The unconstrained parameters that were met.
+    """
+    both = {"model": training.model, "guide": training.guide}
+    args, kwargs = training.batches(0, whole=True)
+    watch = poutine.trace(param_only=True)
+    generators = generator_states(**both)
+    with states.keep_random_state(), torch.no_grad(), watch as capture:
+        training.elbo.loss(training.model, training.guide, *args, **kwargs)
+    set_generators({**generator_states(**both), **generators}, **both)
+    return states.met_parameters(capture)
+
+
 def restore(training: Any, seed: int | None, allow_other_data: bool) -> None:
     """Continue from the checkpoint. If it belongs to another training, nothing is changed.
 
@@ -123,7 +143,7 @@ def restore(training: Any, seed: int | None, allow_other_data: bool) -> None:
     :param allow_other_data: Whether the data may differ from those of the checkpoint.
     """
     path = training.file.given
-    state = load_checkpoint(path, KIND)
+    state = training.ranks.from_first(lambda: load_checkpoint(path, KIND))
     check_entries(path, state)
     if seed is None:
         training.batches.seed = state["settings"]["seed"]
@@ -154,7 +174,7 @@ class _Restoring:
     def run(self) -> None:
         before = set(pyro.get_param_store().keys())
         random = states.random_state(), generator_states(**self.both)
-        found = self._build()
+        found = build(self.training)
         buffers = states.buffers_of(**self.both)
         values = {k: x.detach().clone() for k, x in {**found, **buffers}.items()}
         part = "parameters"
@@ -178,17 +198,6 @@ class _Restoring:
                 f"({type(e).__name__}: {e}). Nothing was loaded; use the pyro_sde that wrote it, "
                 "or begin anew with another path"
             ) from e
-
-    def _build(self) -> dict[str, Tensor]:
-        """Run the ELBO once, so that parameters that the first call creates exist."""
-        training = self.training
-        args, kwargs = training.batches(0)
-        watch = poutine.trace(param_only=True)
-        generators = generator_states(**self.both)
-        with states.keep_random_state(), torch.no_grad(), watch as capture:
-            training.elbo.loss(training.model, training.guide, *args, **kwargs)
-        set_generators({**generator_states(**self.both), **generators}, **self.both)
-        return states.met_parameters(capture)
 
     def _put_parameters(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         training, state = self.training, self.state
@@ -229,7 +238,8 @@ class _Restoring:
         training.best_data = max(training.history.log_likelihood, default=-math.inf)
 
     def _put_random(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
-        random = dict(self.state["random"])
+        of_ranks = [self.state["random"], *self.state["random_of_other_ranks"]]
+        random = dict(of_ranks[self.training.ranks.rank])
         generators = random.pop("generators")
         here = generator_states(**self.both)
         if generators.keys() != here.keys():
