@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyro
@@ -13,7 +16,26 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-__all__ = ["Place", "join", "mini_batches", "place", "seed_rank"]
+__all__ = ["TIMEOUT", "Place", "RankError", "join", "mini_batches", "place", "seed_rank"]
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others, unless :func:`join` says otherwise."""
+_timeout = TIMEOUT
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, has ended, or has not come within the time limit, so this one
+    cannot go on.
+
+    Example::
+
+        >>> from pyro_sde.distributed import RankError
+        >>> try:
+        ...     raise RankError("rank 0 of 2 has lost the connection to another rank")
+        ... except RankError as e:
+        ...     print("end this process:", e)
+        end this process: rank 0 of 2 has lost the connection to another rank
+    """
 
 
 class Place(NamedTuple):
@@ -48,25 +70,76 @@ def place() -> Place:
     return Place(0, 1)
 
 
-def join() -> torch.device:
-    """Join the process group of ``torchrun``, with nccl where there is CUDA and gloo otherwise.
+def join(timeout: timedelta = TIMEOUT) -> torch.device:
+    """Join the process group of ``torchrun``: gloo for the tensors of the CPU, and nccl where there
+    is CUDA.
 
-    A process that was not started by ``torchrun`` joins no group.
+    :func:`~pyro_sde.fit` does this itself. Call this function before, if the ranks are to have
+    GPUs of their own, or another time limit. A process that was not started by ``torchrun`` joins
+    no group, nor does one that has a group already.
 
     Example::
 
+        >>> from datetime import timedelta
         >>> from pyro_sde.distributed import join
-        >>> device = join()
+        >>> device = join(timeout=timedelta(minutes=2))
 
+    :param timeout: How long a rank waits for the others. A rank that hangs for longer ends the
+        others, in ``fit`` with a :class:`RankError`. A rank that dies ends them at once.
     :returns: The device of this process.
     """
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else "cpu"
+    global _timeout
+    if not timeout > timedelta(0):
+        raise ValueError(f"timeout must be positive: found {timeout}")
+    _timeout = timeout
+    cuda, device = torch.cuda.is_available(), torch.device("cpu")
     if cuda:
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        if here > gpus:
+            raise ValueError(
+                f"{here} processes cannot share {gpus} GPU{'s' * (gpus > 1)}: start at most as "
+                "many processes as there are GPUs (torchrun --nproc-per-node), or hide the GPUs "
+                "by the environment variable CUDA_VISIBLE_DEVICES="
+            )
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     if "RANK" in os.environ and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if cuda else "gloo")
-    return torch.device(device)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        torch.distributed.init_process_group(backend, timeout=timeout)
+        atexit.register(_leave)
+    return device
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def training_group() -> tuple[Any, timedelta]:
+    """A process group for one training, after this process has joined that of ``torchrun``.
+
+    In a group of its own a training does not meet other messages of the program, and closing the
+    group ends the ranks that wait in it.
+
+    :returns: The group, None where there is only one process, and its time limit.
+    """
+    try:
+        if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            join(_timeout)
+        if place().world == 1:
+            return None, _timeout
+        return torch.distributed.new_group(timeout=_timeout), _timeout
+    except RuntimeError as e:
+        raise RankError(
+            f"not all processes have called fit within {_timeout.total_seconds():g} s "
+            f"({reason_of(e)}). Call fit on all of them, or with distributed=False where a process "
+            "is to train alone"
+        ) from e
+
+
+def reason_of(error: RuntimeError) -> str:
+    """The first sentence of an error of torch.distributed, without the file that it comes from."""
+    return re.sub(r"\[\S+\.cc:\d+\] *", "", str(error)).split(". ")[0]
 
 
 def mini_batches(size: int, batch: int, seed: int = 0) -> Iterator[Tensor]:

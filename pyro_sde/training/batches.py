@@ -41,8 +41,10 @@ class Batches:
     """The arguments of the model at every step.
 
     :param data: See :func:`as_arguments`.
-    :param size: Rows in a batch; None for all of the data in every step.
+    :param size: Rows in a batch, of all ranks; None for all of the data in every step.
     """
+
+    rank, world = 0, 1
 
     def __init__(self, data: Any, size: int | None) -> None:
         self.args, self.kwargs = as_arguments(data)
@@ -72,13 +74,34 @@ class Batches:
         """The steps in an epoch; rows that are left over are dropped until the next shuffle."""
         return 1 if self.rows is None or self.size is None else self.rows // self.size
 
-    def __call__(self, step: int) -> tuple[tuple, dict[str, Any]]:
+    def divide(self, rank: int, world: int) -> None:
+        """Let every rank see its part of each batch."""
+        if self.size is not None and self.size % world:
+            raise ValueError(
+                f"batch_size={self.size} is of all {world} processes together, and must be a "
+                f"multiple of {world}, so that all have parts of one size"
+            )
+        self.rank, self.world = rank, world
+
+    @property
+    def part(self) -> int | None:
+        """Rows of a batch that this rank sees; None if it sees all of the data."""
+        return None if self.size is None else self.size // self.world
+
+    def __call__(self, step: int, whole: bool = False) -> tuple[tuple, dict[str, Any]]:
+        """The arguments in a step.
+
+        :param step: The number of the step, from 0.
+        :param whole: Whether to take the batch of all ranks, not only the part of this one.
+        """
         if self.rows is None or self.size is None:
             return self.args, self.kwargs
         epoch, k = divmod(step, len(self))
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self._shuffle(epoch)
         index = self._order[1][k * self.size : (k + 1) * self.size]
+        if not whole:
+            index = index[self.rank :: self.world]
 
         def take(x: Any) -> Any:
             return x[index.to(x.device)] if _has_rows(x) else x

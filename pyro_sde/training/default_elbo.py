@@ -28,15 +28,18 @@ def default_elbo(model: Callable, guide: Callable, args: tuple, kwargs: dict) ->
 
     :returns: An ELBO with 16 particles, or with one.
     """
-    if not isinstance(poutine.unwrap(guide), AutoSDE):
+    auto = poutine.unwrap(guide)
+    if not isinstance(auto, AutoSDE):
         return TraceSDE_ELBO()
-    random = keep_all_random_states(model=model, guide=guide)
-    with random, keep_buffers(model, guide), torch.no_grad():
+    with keep_all_random_states(model=model, guide=guide), torch.no_grad():
         try:
-            problem = Problem.of(model, guide, args, kwargs)
-            if sum(shape.numel() for shape in problem.shapes.values()) > MAX_ELEMENTS:
-                return TraceSDE_ELBO()
-            check_at_once(problem)
+            with keep_buffers(model):  # those of an encoder get the units of the data, once
+                auto.setup(*args, **kwargs)
+            with keep_buffers(model, guide):
+                problem = Problem.of(model, guide, args, kwargs)
+                if sum(shape.numel() for shape in problem.shapes.values()) > MAX_ELEMENTS:
+                    return TraceSDE_ELBO()
+                check_at_once(problem)
         except Exception:  # whatever a model raises on shapes that it was not written for
             return TraceSDE_ELBO()
     return TraceSDE_ELBO(

@@ -8,7 +8,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Diverged", "RejectedWarning", "first_not_finite", "gradient_norm", "most_changed"]
+__all__ = [
+    "Diverged",
+    "NotFinite",
+    "RejectedWarning",
+    "first_not_finite",
+    "gradient_norm",
+    "most_changed",
+]
+
+
+class NotFinite(Exception):
+    """A step that failed, on all ranks if it failed on one: it is rejected, or training has
+    diverged.
+
+    :param problem: What is wrong.
+    :param parameter: The name of the offending parameter, if it is known.
+    """
+
+    def __init__(self, problem: str, parameter: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.parameter = problem, parameter
 
 
 class Diverged(RuntimeError):

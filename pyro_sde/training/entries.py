@@ -23,6 +23,13 @@ class Maybe:
 
 TENSORS = {str: Tensor}
 COLUMN = torch.float64
+RANDOM: dict[str, Any] = {
+    "torch": torch.uint8,
+    "cuda": [torch.uint8],
+    "numpy": (str, torch.int64, int, int, float),
+    "python": (int, torch.int64, Maybe(float)),
+    "generators": {str: torch.uint8},
+}
 FORM: dict[str, Any] = {
     "step": int,
     "parameters": TENSORS,
@@ -30,13 +37,8 @@ FORM: dict[str, Any] = {
     "late": [str],
     "gradients": [str],
     "optimiser": {str: dict},
-    "random": {
-        "torch": torch.uint8,
-        "cuda": [torch.uint8],
-        "numpy": (str, torch.int64, int, int, float),
-        "python": (int, torch.int64, Maybe(float)),
-        "generators": {str: torch.uint8},
-    },
+    "random": RANDOM,
+    "random_of_other_ranks": [RANDOM],
     "history": {
         "step": COLUMN,
         "elbo": COLUMN,
@@ -48,7 +50,13 @@ FORM: dict[str, Any] = {
         "rejected": int,
     },
     "best": Maybe({"step": int, "parameters": TENSORS, "buffers": TENSORS}),
-    "settings": {"optim": str, "batch_size": Maybe(int), "rows": Maybe(int), "seed": int},
+    "settings": {
+        "optim": str,
+        "batch_size": Maybe(int),
+        "rows": Maybe(int),
+        "seed": int,
+        "processes": int,
+    },
     "data": str,
     "is_good": bool,
 }

@@ -89,16 +89,29 @@ class FirstStep(Messenger):
             raise ValueError(problem)
 
     def _unscaled(self, batches: Batches) -> str | None:
-        rows, size = batches.rows, batches.size
+        rows, size = batches.rows, batches.part
         if rows is None or size is None or rows == size or not self.scales:
             return None
-        if any(bool((torch.as_tensor(s) != 1).any()) for s in self.scales.values()):
+        scales = [torch.as_tensor(s) for s in self.scales.values()]
+        if any(bool((s != 1).any()) for s in scales) and not self._is_of_all_ranks(batches, scales):
             return None
+        seen = f"batch_size={batches.size}"
+        if batches.world > 1:
+            seen += f" in {batches.world} processes, so each sees {size}"
         return (
-            f"batch_size={size} of {rows} rows, but no observed site ({', '.join(self.scales)}) is "
+            f"{seen} of {rows} rows, but no observed site ({', '.join(self.scales)}) is "
             f"scaled up by {rows / size:g}: the model takes a batch for all of the data. Tell the "
             f'plate how many rows there are: pyro.plate("data", {rows}, subsample_size=len(x))'
         )
+
+    @staticmethod
+    def _is_of_all_ranks(batches: Batches, scales: list[Tensor]) -> bool:
+        """Whether the scale is right for a batch of all ranks, of which this one sees a part."""
+        if batches.rows is None or batches.size is None or batches.part == batches.size:
+            return False
+        whole, part = batches.rows / batches.size, batches.rows / (batches.size // batches.world)
+        are = [{x for x in (whole, part) if bool((s == x).all())} for s in scales]
+        return {whole} in are and {part} not in are
 
 
 def _names(parameters: dict[int, Tensor], functions: dict[str, Callable]) -> list[str]:

@@ -24,6 +24,7 @@ from .fingerprint import fingerprint
 from .generators import check_generators
 from .history import History
 from .loop import Training
+from .ranks import join_ranks
 from .run import check_posterior, match_posterior, run_steps
 from .save_times import SaveTimes
 from .schedules import make_schedule
@@ -61,6 +62,7 @@ def fit(
     seed: int | None = None,
     match: bool = True,
     progress: bool = True,
+    distributed: bool = True,
     checkpoint_every: int | None = None,
 ) -> History:
     """Train a model and its guide with SVI, for a number of steps or epochs; by default 1500 steps.
@@ -104,6 +106,15 @@ def fit(
             with pyro.plate("series", n, subsample=index):
                 ...
 
+    Started by ``torchrun``, or in a process group, all processes train together. Each must call
+    ``fit`` with the same model and all of the data. It sees its part of every batch, or all of the
+    data with noise of its own, and the gradients and losses are averaged: that is the training of
+    one process on the same batches. Parameters and history are the same in all processes.
+    ``checkpoint``, ``resume``, ``seed`` and ``progress`` are those of rank 0, which alone writes,
+    prints and makes the importance check. If a process fails, the others raise a
+    :class:`~pyro_sde.distributed.RankError`: at once, or if it hangs after the time limit of
+    :func:`~pyro_sde.distributed.join`, ten minutes.
+
     Example::
 
         >>> import pyro, pyro.distributions as dist
@@ -125,8 +136,8 @@ def fit(
     :param epochs: The number of passes over the data, in the place of ``steps``; without
         ``batch_size`` an epoch is a step.
     :param batch_size: The number of rows (first dimension) of every tensor in ``data`` that a step
-        sees. What is left over at the end of an epoch, less than a batch, is dropped; each epoch
-        shuffles the rows anew.
+        sees, in all processes together. What is left over at the end of an epoch, less than a
+        batch, is dropped; each epoch shuffles the rows anew.
     :param lr: The largest learning rate of Adam, by default 0.02. Adam averages squared gradients
         over 100 steps, because the first gradients, from the prior to the data, are the largest.
     :param schedule: ``"cosine"`` (the default), ``"constant"``, ``"one_cycle"``, or a function from
@@ -160,6 +171,8 @@ def fit(
         the data at once, and a KL of weight 1.
     :param progress: Whether to show a progress bar, and at the end one line of the importance check
         (:func:`~pyro_sde.diagnostics.importance`), which takes a few seconds at most.
+    :param distributed: Whether to train together with the other processes of ``torchrun``, or of
+        the process group, if there are any. False trains in this process alone.
     :param checkpoint_every: The former name of ``save_every``.
     :returns: The :class:`~pyro_sde.History` of the training. The parameters are trained in place.
     """
@@ -206,11 +219,30 @@ def fit(
         max_rejected=max_rejected,
     )
     with ExitStack() as stack:
+        ranks = training.ranks = stack.enter_context(join_ranks(distributed))
+        batches.divide(ranks.rank, ranks.world)
+        progress = progress and ranks.rank == 0
+        checkpoint, resume, seed = ranks.from_first(lambda: (checkpoint, resume, seed))
         if checkpoint is not None:
             _check_resumable(model, guide)
-            training.file = stack.enter_context(CheckpointFile(checkpoint, keep))
+            file = training.file = CheckpointFile(checkpoint, keep)
+            ranks.from_first(lambda: stack.enter_context(file).path)
+        if checkpoint is not None or ranks.world > 1:
             training.data = fingerprint(batches.args, batches.kwargs, validation)
-        if training.file is not None and training.file.path.exists():
+        ranks.check_same(
+            data=f"of digest {training.data[:12]}",
+            steps=total,
+            batch_size=batch_size,
+            lr=lr,
+            clip=clip,
+            every=every,
+            patience=patience,
+            validation_draws=validation_draws,
+            max_rejected=max_rejected,
+            match=match,
+        )
+        is_new = training.file is None or not ranks.from_first(training.file.path.exists)
+        if not is_new:
             if not resume:
                 raise FileExistsError(
                     f"checkpoint {checkpoint} exists already: continue from it with resume=True, "
@@ -219,6 +251,7 @@ def fit(
             batches.seed = seed or 0
             snapshot.restore(training, seed, allow_other_data)
         else:
+            seed = ranks.seed(seed)
             batches.seed = torch.initial_seed() % 2**62 if seed is None else seed
             if seed is not None:
                 pyro.set_rng_seed(seed)
@@ -226,14 +259,16 @@ def fit(
             training.elbo = elbo
         elif batch_size is None:
             training.elbo = default_elbo(model, guide, batches.args, batches.kwargs)
+        if is_new:
+            ranks.begin(training)
         if every is None:
             every = len(batches) if batch_size is not None else max(1, total // 20)
         history = run_steps(training, total, every, patience, times, progress)
-    training.go_to_best()
-    if history.stopped == "interrupted":
-        return history
-    if match and batch_size is None and training.weight(training.step) == 1.0 and total > 0:
-        match_posterior(training, progress)
+        training.go_to_best()
+        if history.stopped == "interrupted":
+            return history
+        if match and batch_size is None and training.weight(training.step) == 1.0 and total > 0:
+            match_posterior(training, progress)
     if progress:
         history.importance, line = check_posterior(training)
         tqdm.write(line, file=sys.stderr)

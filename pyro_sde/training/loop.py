@@ -29,6 +29,7 @@ from .checkpoint import CheckpointError
 from .checkpoint_file import CheckpointFile
 from .divergence import (
     Diverged,
+    NotFinite,
     RejectedWarning,
     first_not_finite,
     gradient_norm,
@@ -38,6 +39,8 @@ from .first_step import FirstStep
 from .generators import keep_all_random_states
 from .history import History
 from .late_parameters import LateParameters
+from .ranks import Ranks
+from .shared_step import Evaluation
 
 __all__ = ["Training"]
 
@@ -66,6 +69,7 @@ class Training:
     data: str = ""
     """The fingerprint of the data, for checkpoints."""
     max_rejected: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
     step: int = 0
     history: History = field(default_factory=History)
     best: dict[str, Any] | None = None
@@ -95,28 +99,33 @@ class Training:
         args, kwargs = self.batches(self.step)
         moment = snapshot.Moment.of(self) if save and self.file is not None else None
         weight = self.weight(self.step)
-        weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
         first = None if self._is_checked else FirstStep()
-        watching = poutine.trace(param_only=True)
-        handlers = weighing, first or nullcontext(), self.late or nullcontext()
-        try:
+
+        def evaluate() -> Evaluation:
+            weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
+            watching = poutine.trace(param_only=True)
             with (
                 record_parts() as parts,
                 watching as capture,
-                handlers[0],
-                handlers[1],
-                handlers[2],
+                weighing,
+                first or nullcontext(),
+                self.late or nullcontext(),
             ):
                 loss = self._loss_and_grads(args, kwargs)
             found = states.met_parameters(capture)
             if first is not None:
                 first.check(self.batches, list(found.values()), model=self.model, guide=self.guide)
+            return Evaluation(loss, parts, found)
+
+        try:
+            loss, parts, found = self.ranks.average(self, evaluate)
             self._meet(found)
             self._check(loss, found)
-        except Diverged as e:
+        except NotFinite as e:
+            diverged = self.diverged(e.problem, e.parameter)
             if self._rejected >= self.max_rejected:
-                raise
-            self._reject(e)
+                raise diverged from e.__cause__
+            self._reject(diverged)
             return
         self._is_checked, self._rejected = True, 0
         if moment is not None:
@@ -162,7 +171,7 @@ class Training:
                 raise
             zero_grads(self.parameters.values())
             problem = str(e) if is_loss else f"the model could not be evaluated ({e})"
-            raise self.diverged(problem) from e
+            raise NotFinite(problem) from e
 
     def _is_due_to_parameters(self, e: Exception, args: tuple, kwargs: dict) -> bool:
         """Whether an error comes from what training has made of the parameters, and not from the
@@ -210,7 +219,7 @@ class Training:
             f"the gradient of {name} is not finite"
         )  # fmt: skip
         zero_grads(params.values())
-        raise self.diverged(problem, name)
+        raise NotFinite(problem, name)
 
     def check_end(self) -> None:
         """Refuse parameters that the last step has spoilt, and save good ones."""
@@ -224,13 +233,19 @@ class Training:
 
     def _loss_of_update(self, what: str, args: tuple, kwargs: dict, draws: int = 1) -> float:
         """A loss that is not of a step; training has diverged where it cannot be evaluated."""
+
+        def evaluate() -> float:
+            try:
+                return self._loss(args, kwargs, draws)
+            except (ValueError, ArithmeticError, RuntimeError) as e:
+                if name_missing(args, kwargs) or not self._is_due_to_parameters(e, args, kwargs):
+                    raise
+                raise NotFinite(f"{what} could not be evaluated after the update ({e})") from e
+
         try:
-            loss = self._loss(args, kwargs, draws)
-        except (ValueError, ArithmeticError, RuntimeError) as e:
-            if name_missing(args, kwargs) or not self._is_due_to_parameters(e, args, kwargs):
-                raise
-            problem = f"{what} could not be evaluated after the update ({e})"
-            raise self.diverged(problem, step=self.step) from e
+            loss = self.ranks.mean(self, evaluate)
+        except NotFinite as e:
+            raise self.diverged(e.problem, step=self.step) from e.__cause__
         if not math.isfinite(loss):
             raise self.diverged(f"{what} became {loss} after the update", step=self.step)
         return loss
@@ -247,7 +262,9 @@ class Training:
         step = self.step + 1 if step is None else step
         spoilt = first_not_finite(self.parameters)
         parameter = spoilt or parameter or most_changed(self.parameters, self._good)
-        good = snapshot.good_checkpoint(self)
+        good, self.saved, self.is_saved_good = self.ranks.from_first(
+            lambda: (snapshot.good_checkpoint(self), self.saved, self.is_saved_good)
+        )
         kept = "There is no checkpoint yet"
         if good is not None:
             kept = f"The last checkpoint, after step {good[1]}, is {good[0]}"
@@ -270,7 +287,7 @@ class Training:
 
     def _reject(self, e: Diverged) -> None:
         """Count a step that changes nothing."""
-        if self.history.rejected == 0:
+        if self.history.rejected == 0 and self.ranks.rank == 0:
             warnings.warn(f"step {self.step + 1} was rejected: {e}", RejectedWarning, stacklevel=5)
         self._rejected += 1
         self.history.rejected += 1
@@ -286,7 +303,7 @@ class Training:
     def _record(self, loss: float, parts: ElboTerms, weight: float, lr: float) -> None:
         elbo, kl, data = _terms(loss, parts, weight)
         self.history.add(self.step, elbo, kl, data, lr)
-        if not self.has_warned and parts.paths:
+        if not self.has_warned and parts.paths and self.ranks.rank == 0:
             self.best_data = max(self.best_data, data)
             message = explosion(parts, weight, self.best_data)
             if message is not None:

@@ -34,10 +34,10 @@ def run_steps(
         total=total, initial=first, desc="fit", unit="step", mininterval=0.2, disable=not progress
     )
     with bar, Interrupt() as interrupt:
-        while training.step < total and not interrupt.came:
+        while training.step < total and not training.ranks.is_interrupted(interrupt):
             if _is_out_of_patience(history, patience):
                 break
-            training.take_step(save=times.is_due(training.step))
+            training.take_step(save=training.ranks.is_due(times, training.step))
             if training.validation is not None and (
                 training.step % every == 0 or training.step == total
             ):
@@ -49,7 +49,8 @@ def run_steps(
         training.check_end()
     history.stopped = "steps"
     if training.step < total:
-        history.stopped = "interrupted" if interrupt.came else "patience"
+        is_interrupted = training.ranks.is_interrupted(interrupt)
+        history.stopped = "interrupted" if is_interrupted else "patience"
     return history
 
 
@@ -61,6 +62,7 @@ def match_posterior(training: Training, progress: bool) -> None:
         found = match_latents(training.model, training.guide, *args, **kwargs)
     except KeyboardInterrupt:
         found = Matching(0, 0.0, math.nan, {}, "matching was interrupted")
+    training.ranks.copy_first(training.parameters)
     training.history.matching = found
     if progress:
         tqdm.write(str(found), file=sys.stderr)

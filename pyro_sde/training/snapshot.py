@@ -22,7 +22,7 @@ from .history import History
 from .late_parameters import LateParameters
 from .optimiser_form import check_optimiser
 
-__all__ = ["KIND", "Moment", "good_checkpoint", "restore", "save"]
+__all__ = ["KIND", "Moment", "build", "good_checkpoint", "restore", "save"]
 
 KIND = "pyro_sde.fit"
 
@@ -56,6 +56,7 @@ def settings_of(training: Any) -> dict[str, Any]:
         "batch_size": training.batches.size,
         "rows": training.batches.rows,
         "seed": training.batches.seed,
+        "processes": training.ranks.world,
     }
 
 
@@ -79,6 +80,7 @@ def save(training: Any, moment: Moment, elbo: float) -> None:
     )
     if spoilt is not None:
         raise training.diverged(f"{spoilt} is not finite, and no checkpoint was written", spoilt)
+    random, *others = training.ranks.gather(moment.random)
     is_good = not _is_worse_than_start([*training.history.elbo, elbo])
     state = {
         "step": training.step,
@@ -87,7 +89,8 @@ def save(training: Any, moment: Moment, elbo: float) -> None:
         "late": sorted(training.late_names & parameters.keys()),
         "gradients": [k for k in moment.gradients if optimiser.get(k)],
         "optimiser": optimiser,
-        "random": moment.random,
+        "random": random,
+        "random_of_other_ranks": others,
         "history": training.history.state(),
         "best": training.best,
         "settings": settings_of(training),
@@ -95,7 +98,8 @@ def save(training: Any, moment: Moment, elbo: float) -> None:
         "is_good": is_good,
     }
     # A generation that is worse than the start of the training must not displace a good one.
-    training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
+    if training.ranks.rank == 0:
+        training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
     training.saved, training.is_saved_good = training.step, is_good
 
 
@@ -124,6 +128,20 @@ def good_checkpoint(training: Any) -> tuple[Path, int] | None:
     return file.given, training.saved
 
 
+def build(training: Any) -> dict[str, Tensor]:
+    """Run the ELBO once, on the whole of the first batch, so that parameters that the first call
+    creates exist. The random state is left as it was.
+
+    :returns: The unconstrained parameters that were met.
+    """
+    both = {"model": training.model, "guide": training.guide}
+    args, kwargs = training.batches(0, whole=True)
+    watch = poutine.trace(param_only=True)
+    with keep_all_random_states(**both), torch.no_grad(), watch as capture:
+        training.elbo.loss(training.model, training.guide, *args, **kwargs)
+    return states.met_parameters(capture)
+
+
 def restore(training: Any, seed: int | None, allow_other_data: bool) -> None:
     """Continue from the checkpoint. If it belongs to another training, nothing is changed.
 
@@ -132,7 +150,7 @@ def restore(training: Any, seed: int | None, allow_other_data: bool) -> None:
     :param allow_other_data: Whether the data may differ from those of the checkpoint.
     """
     path = training.file.given
-    state = load_checkpoint(path, KIND)
+    state = training.ranks.from_first(lambda: load_checkpoint(path, KIND))
     check_entries(path, state)
     if seed is None:
         training.batches.seed = state["settings"]["seed"]
@@ -172,7 +190,7 @@ class _Restoring:
         # The parameters may be those with which a training has diverged.
         states.copy_into(present, {k: self.state["parameters"][k] for k in present})
         try:
-            found = self._build()
+            found = build(self.training)
         except BaseException:
             states.copy_into(before_build, values)
             raise
@@ -208,15 +226,6 @@ class _Restoring:
         return {
             k: p for k, p in found.items() if (p.shape, p.dtype) == (saved[k].shape, saved[k].dtype)
         }
-
-    def _build(self) -> dict[str, Tensor]:
-        """Run the ELBO once, so that parameters that the first call creates exist."""
-        training = self.training
-        args, kwargs = training.batches(0)
-        watch = poutine.trace(param_only=True)
-        with keep_all_random_states(**self.both), torch.no_grad(), watch as capture:
-            training.elbo.loss(training.model, training.guide, *args, **kwargs)
-        return states.met_parameters(capture)
 
     def _put_parameters(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         training, state = self.training, self.state
@@ -259,7 +268,8 @@ class _Restoring:
         training.best_data = max(training.history.log_likelihood, default=-math.inf)
 
     def _put_random(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
-        random = dict(self.state["random"])
+        of_ranks = [self.state["random"], *self.state["random_of_other_ranks"]]
+        random = dict(of_ranks[self.training.ranks.rank])
         generators = random.pop("generators")
         here = generator_states(**self.both)
         if generators.keys() != here.keys():

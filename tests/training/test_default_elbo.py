@@ -8,8 +8,8 @@ import pytest
 import torch
 from pyro.infer.autoguide import AutoNormal
 
-from pyro_sde import AutoSDE, TraceSDE_ELBO, fit
-from pyro_sde.distributions import BrownianMotion
+from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, fit, select, series_grid
+from pyro_sde.distributions import BrownianMotion, OrnsteinUhlenbeck
 from pyro_sde.training import default_elbo as defaults
 
 from .models import DATA, assert_identical, make, values
@@ -60,6 +60,21 @@ def test_fit_takes_it():
         fit(model, AutoSDE(model), (Y,), steps=20, elbo=elbo, seed=0, progress=False)
         found.append(values())
     assert_identical(*found)
+
+
+def test_an_encoder_keeps_the_units_of_the_data():
+    times, values = torch.linspace(0.1, 1.0, 4).expand(6, 4), 5.0 + torch.randn(6, 4, 1)
+
+    def series(times, values):
+        grid = series_grid(times, dt=0.25, start=0.0, end=1.0)
+        with pyro.plate("series", 6):
+            z = pyro.sample("z", OrnsteinUhlenbeck(1.0, 0.0, 1.0, grid))
+            law = dist.Normal(select(z, grid, times), 0.2).to_event(2)
+            pyro.sample("y", law, obs=values)
+
+    guide = AutoSDE(series, encoder=GRUEncoder(1, hidden=4, context=2))
+    fit(series, guide, (times, values), steps=1, match=False, progress=False)
+    torch.testing.assert_close(guide.encoder.loc, values.mean((0, 1)))
 
 
 def test_an_error_of_the_model_is_that_of_the_first_step():
