@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-__all__ = ["TIMEOUT", "Place", "RankError", "join", "mini_batches", "place", "seed_rank"]
+__all__ = ["Place", "RankError", "join", "mini_batches", "place", "seed_rank"]
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others, unless :func:`join` says otherwise."""
