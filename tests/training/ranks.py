@@ -24,7 +24,7 @@ from ..ranks import WORLD, noise_of, problem
 from .models import DATA, GRID, Modular, N, make, values
 
 STEPS, BATCH = 5, 6  # neither six nor three is the number of steps of a grid: see noise_of
-PATIENCE = 90  # seconds until a process that hangs is given up
+PATIENCE = 300  # seconds until a process that hangs is given up
 OPTIONS = {"lr": 0.05, "batch_size": BATCH, "seed": 5, "match": False, "progress": False}
 
 
@@ -238,13 +238,14 @@ def locked(rank, folder):
 
 
 def hanging(rank, folder):
-    distributed.join(timeout=timedelta(seconds=1))
-    trained(Watched(lambda: time.sleep(2.5) or 1.0, here=rank == 1))
+    distributed.join(timeout=timedelta(seconds=2))
+    trained(Watched(lambda: time.sleep(4.5) or 1.0, here=rank == 1))
 
 
 def absent(rank, folder):
+    distributed.join(timeout=timedelta(seconds=1))
     if rank == 1:
-        time.sleep(2.5)
+        time.sleep(4)
     simple()
 
 

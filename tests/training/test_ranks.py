@@ -167,7 +167,7 @@ ENDED = {
     "failed": ("rank 1 has failed, so rank 0 of 2 ends, too. IndexError: no row 7", "no row 7"),
     "left": (f"rank 0 of 2 {LOST}", ""),
     "locked": ("is in use by process", "rank 0 has failed, so rank 1 of 2 ends, too. Checkpoint"),
-    "hanging": ("rank 0 of 2 has waited 1 s for another rank", f"rank 1 of 2 {LOST}"),
+    "hanging": ("rank 0 of 2 has waited 2 s for another rank", f"rank 1 of 2 {LOST}"),
     "absent": ("not all processes have called fit within 1 s", "not all processes have called"),
     "killed": (f"rank 0 of 2 {LOST}", None),
 }
