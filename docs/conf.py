@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ project, author, copyright = "pyro_sde", "The pyro_sde authors", "The pyro_sde a
 version = release = pyro_sde.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
-extensions += ["executed", "formulas", "gallery", "reference"]  # of docs/_ext
+extensions += ["executed", "figures", "formulas", "gallery", "reference"]  # of docs/_ext
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "_ext"]
@@ -62,12 +63,11 @@ if os.environ.get("READTHEDOCS") or os.environ.get("PYRO_SDE_INTERSPHINX"):
 
 
 def keep_together(app: Sphinx, doctree: Any) -> None:
-    """No line ends before the spread of a number."""
+    """No line ends between a number and its spread or its percent sign."""
     for node in list(doctree.findall(nodes.Text)):
-        if " ± " in node and not isinstance(node.parent, nodes.literal_block):
-            node.parent.replace(
-                node, nodes.Text(node.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
-            )
+        kept = re.sub(r"(?<=\d) (?=[±%])|(?<=±) ", "\N{NO-BREAK SPACE}", node)
+        if kept != node and not isinstance(node.parent, nodes.literal | nodes.literal_block):
+            node.parent.replace(node, nodes.Text(kept))
 
 
 def setup(app: Sphinx) -> None:

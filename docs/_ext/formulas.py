@@ -22,6 +22,9 @@ def mathml(node: Any, as_block: bool = False) -> str:
     except MathError as e:
         logger.warning("%s in %s", e, node.astext(), location=node)
         return node.astext()
+    # A prime of the font, which is raised, and bars around it that are as tall as a letter.
+    result = result.replace("<mo>'</mo>", '<mo lspace="0" rspace="0">\N{PRIME}</mo>')
+    result = re.sub(r'<mo( class="mathopen")?>\|</mo>', r'<mo stretchy="false"\1>|</mo>', result)
     # log p, but log(p): a space after the name of a function, if no bracket follows.
     return re.sub(r"<mo>&ApplyFunction;</mo>(?=\s*<m[^o])", '<mspace width="0.17em"/>', result)
 

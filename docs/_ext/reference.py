@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ def public_classes() -> dict[type, str]:
     return found
 
 
-def is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "pyro_sde"
+def is_ours(obj: Any) -> bool:
+    return obj.__module__.partition(".")[0] == "pyro_sde"
 
 
 def foreign_bases() -> str:
@@ -73,7 +74,10 @@ def write_api(app: Sphinx) -> None:
     for name, members in public_modules().items():
         doc = (importlib.import_module(name).__doc__ or "").strip().partition("\n\n")[0]
         text = f"# {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n"
-        text += f"   :members: {', '.join(members)}\n   :show-inheritance:\n```\n"
+        text += f"   :members: {', '.join(members)}\n   :show-inheritance:\n"
+        if internal := set(importlib.import_module(name).__all__) - set(members):
+            text += f"   :exclude-members: {', '.join(sorted(internal))}\n"
+        text += "```\n"
         write(folder / f"{name.removeprefix('pyro_sde.')}.md", text)
         links = ", ".join(f"{{py:obj}}`{m} <{name}.{m}>`" for m in members)
         rows.append(f"| [{name}]({name.removeprefix('pyro_sde.')}.md) | {doc} | {links} |")
@@ -111,7 +115,38 @@ def find_reexported(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def drop_private_bases(app: Sphinx, name: str, obj: Any, options: Any, bases: list) -> None:
-    bases[:] = [base for base in bases if not getattr(base, "__name__", "").startswith("_")]
+    """In the place of a class without an entry, what it inherits from in turn."""
+    classes = public_classes()
+
+    def public(base: Any) -> list:
+        if not is_ours(base) or base in classes:
+            return [base]
+        return [above for below in base.__bases__ for above in public(below)]
+
+    found = dict.fromkeys(above for base in bases for above in public(base))
+    bases[:] = [base for base in found if base is not object] or [object]
+
+
+def drop_object(app: Sphinx, doctree: Any) -> None:
+    """All classes have this base."""
+    for paragraph in list(doctree.findall(nodes.paragraph)):
+        if paragraph.astext() == "Bases: object":
+            paragraph.parent.remove(paragraph)
+
+
+def skip_foreign(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> Any:
+    """Methods of torch and Pyro, whose doc strings are about something else."""
+    return True if inspect.isfunction(obj) and not is_ours(obj) else None
+
+
+def tidy_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: Any, result: Any
+) -> tuple[Any, Any] | None:
+    """Without what a caller never passes, and with defaults that can be parsed."""
+    if signature is None:
+        return None
+    signature = re.sub(r", _instance: [^,)]+", "", signature)
+    return re.sub(r" ?= ?<factory>", " = ...", signature), result
 
 
 def drop_field_numbers(app: Sphinx, what: str, name: str, obj: Any, o: Any, lines: list) -> None:
@@ -169,8 +204,11 @@ def check_complete(app: Sphinx, env: Any) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_api)
     app.connect("autodoc-process-bases", drop_private_bases)
+    app.connect("autodoc-skip-member", skip_foreign)
+    app.connect("autodoc-process-signature", tidy_signature)
     app.connect("autodoc-process-docstring", drop_field_numbers)
     app.connect("autodoc-process-docstring", list_inherited)
+    app.connect("doctree-read", drop_object)
     app.connect("doctree-read", link_names)
     app.connect("missing-reference", find_reexported)
     app.connect("env-check-consistency", check_complete)

@@ -1,7 +1,7 @@
 """Small data sets for examples and first models, installed with the package.
 
 ``nile``
-    ``year``, ``flow_1e8_m3``: annual flow of the Nile at Aswan, 1871 to 1970, in 10^8 m^3. As
+    ``year``, ``flow_1e8_m3``: annual flow of the Nile at Aswan, 1871 to 1970, in 10⁸ m³. As
     distributed with statsmodels; public domain.
 
 ``co2_weekly``

@@ -35,7 +35,7 @@ class BrownianMotion(PathDistribution):
 
     :param scale: The diffusion, positive.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
-    :param initial: A Tensor or a Distribution over R^D.
+    :param initial: A Tensor or a Distribution over :math:`\mathbb{R}^D`.
     :param drift: The constant drift.
     :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
         drawn path, and of what a guide draws in its place.
@@ -97,7 +97,8 @@ class GeometricBrownianMotion(TransformedDistribution):
 
     :param scale: The volatility, positive.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
-    :param initial: A positive Tensor, or a Distribution over the positive part of R^D.
+    :param initial: A positive Tensor, or a Distribution over the positive part of
+        :math:`\mathbb{R}^D`.
     :param drift: The expected rate of growth.
     :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
         drawn path, and of what a guide draws in its place.

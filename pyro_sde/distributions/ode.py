@@ -35,7 +35,7 @@ class ODEPath(PathDistribution):
         torch.Size([5, 11, 2])
 
     :param drift: f, any callable of ``(t, z)`` that returns the shape of ``z``.
-    :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
+    :param initial: A Tensor of shape ``(..., D)`` or a Distribution over :math:`\mathbb{R}^D`.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param method: ``"midpoint"``, of second order; or ``"euler"``.
     """
@@ -59,9 +59,9 @@ class ODEPath(PathDistribution):
         super().__init__(times, initial, validate_args=validate_args)
 
     def starting_at(self, initial: Tensor | Distribution) -> ODEPath:
-        """The same equation from another start.
+        r"""The same equation from another start.
 
-        :param initial: The new start, a Tensor or a Distribution over R^D.
+        :param initial: The new start, a Tensor or a Distribution over :math:`\mathbb{R}^D`.
         :returns: The new distribution.
         """
         new = ODEPath(self.drift, initial, self.times, self.method, self._validate_args)

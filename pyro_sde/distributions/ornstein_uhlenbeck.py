@@ -40,10 +40,10 @@ class OrnsteinUhlenbeck(PathDistribution):
     :param rate: Speed of the return to ``loc``.
     :param loc: The long-run mean.
     :param scale: The diffusion, positive (not the stationary standard deviation, which is
-        scale / sqrt(2 rate)).
+        ``scale / sqrt(2 * rate)``).
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
-    :param initial: A Tensor, or a Distribution over R^D; by default the stationary law, which
-        needs a positive rate.
+    :param initial: A Tensor, or a Distribution over :math:`\mathbb{R}^D`; by default the stationary
+        law, which needs a positive rate.
     :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
         drawn path, and of what a guide draws in its place.
     """

@@ -60,7 +60,7 @@ class PathDistribution(TorchDistribution):
 
     :param times: The grid, strictly increasing, of shape ``(T,)`` or ``(..., T)``.
     :param initial: The law of the state at ``t_0``: a Tensor of shape ``(..., D)`` (a known or
-        learned point) or a Distribution over R^D. A scalar stands for any D.
+        learned point) or a Distribution over :math:`\mathbb{R}^D`. A scalar stands for any D.
     :param param_shape: The common shape of the parameters, ``batch_shape + (D,)``; ``()`` leaves
         D to ``initial``.
     :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a

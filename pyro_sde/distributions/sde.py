@@ -53,7 +53,7 @@ class SDEPath(PathDistribution):
     :param diffusion: g, positive: a callable that returns a tensor that broadcasts to ``z``. If it
         is the same at all times and in all states, a number or a Tensor that broadcasts to
         ``batch_shape + (D,)``.
-    :param initial: A Tensor of shape ``(..., D)`` or a Distribution over R^D.
+    :param initial: A Tensor of shape ``(..., D)`` or a Distribution over :math:`\mathbb{R}^D`.
     :param times: The grid, of shape ``(T,)`` or ``(..., T)``.
     :param memory: ``"graph"``; or ``"recompute"``, to keep only the states and the noise of a
         drawn path, and of what a guide draws in its place.

@@ -58,9 +58,12 @@ class EncoderMixin:
 
     @contextmanager
     def given(self, observations: tuple) -> Iterator[None]:
-        """Inside, the posterior is that given these observations (times, values, mask), whatever
-        the guide is called with, and after the last of them the prior takes over. Without
-        gradients an encoder reads them once."""
+        """A context in which the posterior is that given these observations, whatever the guide
+        is called with. After the last of them the prior takes over. Without gradients an encoder
+        reads them once.
+
+        :param observations: Times, values and a mask, as those that the encoder reads.
+        """
         self._given, self._given_encoding = as_observations(*observations), EncodingCache()
         try:
             yield

@@ -82,7 +82,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         >>> bool(guide.median(y)["z"][-1, 0] > 1.5)  # that of the prior is 0
         True
 
-    :param callable model: A Pyro model with at least one latent path site.
+    :param model: A Pyro model with at least one latent path site.
     :param control: The control of the paths: a class (or ``functools.partial`` of one) that is
         called as ``MLPControl`` is; or a control itself, any callable or module u(t, z); or a dict
         from site names to either.
@@ -97,7 +97,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         models that cannot be vectorised they begin at the medians of the priors. As everywhere in
         Pyro, latents inside of a plate that subsamples need
         ``partial(AutoNormal, create_plates=...)``.
-    :param str name: The prefix of the parameters; two guides need two names.
+    :param name: The prefix of the parameters; two guides need two names.
     :param amortized_plates: Names of plates whose elements share their parameters.
     :param encoder: A :class:`GRUEncoder`, say, instead of embeddings: it computes the posterior of
         each series from its observations, also for new series. The paths must be one batch along
@@ -109,7 +109,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
     :param condition_on: Names of other latents that the control and the start read, so that the
         path moves with them: u(t, z, latents). True takes all latents that are in no plate but the
         path's, ``"auto"`` takes these if they are at most 64 numbers, and False takes none.
-    :param bool compile: Whether torch.compile compiles the steps of the paths. That takes about
+    :param compile: Whether torch.compile compiles the steps of the paths. That takes about
         half a minute for each new combination of shapes, and steps are faster afterwards. Without
         a C++ compiler there is a warning, and the steps are not compiled.
     :param former: The former names of two options: ``rest`` for ``other_guide``, ``reads`` for

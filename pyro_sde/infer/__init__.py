@@ -3,12 +3,14 @@
 from .annealing import anneal_kl, kl_weight
 from .elbo import TraceMeanFieldSDE_ELBO, TraceSDE_ELBO
 from .elbo_terms import ElboParts, ElboTerms, PathParts, PathTerms, record_parts
+from .finite import NonFiniteLoss
 from .girsanov import GirsanovTerms, girsanov
 
 __all__ = [
     "ElboParts",
     "ElboTerms",
     "GirsanovTerms",
+    "NonFiniteLoss",
     "PathParts",
     "PathTerms",
     "TraceMeanFieldSDE_ELBO",

@@ -11,7 +11,7 @@ __all__ = ["anneal_kl", "kl_weight"]
 
 class anneal_kl(Messenger):
     r"""A context in which an ELBO multiplies its KL by ``weight``:
-    :math:`\mathbb{E}[\log p(y \mid z)] - \mathrm{weight} \cdot KL(q \,\|\, p)`.
+    :math:`\mathbb{E}[\log p(y \mid z)] - \mathrm{weight} \cdot \mathrm{KL}(q \| p)`.
 
     Small weights at the beginning of training let a latent path fit the data before the prior
     pulls it back. Otherwise training may end with a posterior that stays at the prior, where noise

@@ -224,7 +224,7 @@ class TraceSDE_ELBO(_PathELBO, Trace_ELBO):
         True
 
     :param args: Arguments of the parent class, ``num_particles`` first.
-    :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
+    :param path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
     :param kwargs: Keyword arguments of the parent class: ``num_particles``,
         ``vectorize_particles``, ...
     """
@@ -255,7 +255,7 @@ class TraceMeanFieldSDE_ELBO(_PathELBO, TraceMeanField_ELBO):
         '2.5000'
 
     :param args: Arguments of the parent class, ``num_particles`` first.
-    :param str path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
+    :param path_estimator: ``"stl"``, ``"full"`` or ``"kl"``.
     :param kwargs: Keyword arguments of the parent class.
     """
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from pyro.poutine import Trace
 from torch import Tensor
+
+from .girsanov import first_step_not_finite
 
 __all__ = ["NonFiniteLoss", "check_finite"]
 
 
 class NonFiniteLoss(ArithmeticError):
-    """The loss of an ELBO is NaN or infinite. The gradients are as before.
+    """The loss of an ELBO is NaN or infinite. It is raised before the loss has gradients, so that
+    no parameter changes. Particles that are not vectorised may have added their gradients before:
+    a loop that goes on sets them to zero first.
 
     Example::
 
         >>> import pyro, pyro.distributions as dist, torch
         >>> from pyro_sde import TraceSDE_ELBO
+        >>> from pyro_sde.infer import NonFiniteLoss
         >>> def model():
-        ...     pyro.sample("y", dist.Normal(torch.tensor(1e200), 1e-200), obs=torch.zeros(()))
+        ...     pyro.sample("y", dist.Normal(1e30, 1.0), obs=torch.tensor(0.0))
         >>> try:
         ...     TraceSDE_ELBO().loss_and_grads(model, lambda: None)
         ... except NonFiniteLoss as e:
@@ -29,12 +35,15 @@ class NonFiniteLoss(ArithmeticError):
 
 
 def check_finite(loss: Any, model: Trace, guide: Trace) -> None:
-    """Refuse a loss that is not finite before it has gradients.
+    """Refuse a loss that is not finite before it has gradients. An evaluation without gradients
+    is left alone.
 
     :param loss: The loss of one pair of traces, a number or a tensor.
     :param model: The trace of the model.
     :param guide: The trace of the guide.
     """
+    if not torch.is_grad_enabled():
+        return
     number = float(loss.detach()) if isinstance(loss, Tensor) else loss
     if not math.isfinite(number):
         raise NonFiniteLoss(
@@ -46,36 +55,36 @@ def check_finite(loss: Any, model: Trace, guide: Trace) -> None:
 
 def _reason(model: Trace, guide: Trace) -> str:
     for role, trace in (("guide", guide), ("model", model)):
-        for name, site in trace.nodes.items():
+        nodes: dict[str, Any] = dict(trace.nodes)
+        for name, site in nodes.items():
             if site["type"] != "sample":
                 continue
-            value = site["value"]
-            if isinstance(value, Tensor) and value.is_floating_point():
-                bad = ~value.detach().isfinite()
-                if bool(bad.any()) and not site["is_observed"]:
-                    return f"site {name!r} of the {role} is {_first(value, bad)}{_time(site, bad)}"
-            density = site.get("log_prob")
-            if isinstance(density, Tensor):
-                bad = ~density.detach().isfinite()
-                if bool(bad.any()):
-                    return (
-                        f"the log density of site {name!r} is {_first(density, bad)} in the {role}"
-                    )
+            if "path_divergence" in site and not _is_finite(site["log_prob"]):
+                t = first_step_not_finite(site["fn"], _law(model, name), site["value"])
+                where = "at its start" if t is None else f"from t = {t:g} on"
+                return f"the KL of the path {name!r} is not finite {where}"
+            if not site["is_observed"] and not _is_finite(site["value"]):
+                return f"site {name!r} of the {role} is {_first(site['value'])}"
+            if not _is_finite(site.get("log_prob")):
+                return (
+                    f"the log density of site {name!r} is {_first(site['log_prob'])} in the {role}"
+                )
     return "the sum of the log densities of all sites overflows"
 
 
-def _first(x: Tensor, bad: Tensor) -> str:
+def _law(trace: Trace, name: str) -> Any:
+    site: Any = trace.nodes[name]
+    return site["fn"]
+
+
+def _is_finite(x: Any) -> bool:
+    return not isinstance(x, Tensor) or bool(x.detach().isfinite().all())
+
+
+def _first(x: Tensor) -> str:
+    """The first value that is not finite, and where it is."""
+    x = x.detach()
     if not x.dim():
-        return f"{float(x):g}"
-    index = tuple(int(i) for i in bad.nonzero()[0])
-    return f"{float(x[index]):g} at the element {list(index)} of the shape {tuple(x.shape)}"
-
-
-def _time(site: Any, bad: Tensor) -> str:
-    """The first time at which a path is not finite."""
-    times = getattr(site["fn"], "times", None)
-    if not isinstance(times, Tensor) or bad.dim() < 2 or bad.shape[-2] != times.shape[-1]:
-        return ""
-    row = times.reshape(-1, times.shape[-1])[0]
-    first = int(bad.any(-1).reshape(-1, bad.shape[-2]).any(0).nonzero()[0])
-    return f", first at t = {float(row[first]):g}"
+        return f"{x.item():g}"
+    index = tuple(int(i) for i in (~x.isfinite()).nonzero()[0])
+    return f"{x[index].item():g} at the element {list(index)} of the shape {tuple(x.shape)}"

@@ -253,6 +253,16 @@ def path_divergence(
     return first_order_only(total) if estimator == "stl" else total
 
 
+def first_step_not_finite(q: Distribution, p: Distribution, value: Tensor) -> float | None:
+    """The time at which the first step begins whose KL is not finite; None if all are finite."""
+    _, q_path, p_path, path = _pair(q, p, value)
+    with torch.no_grad():
+        bad = ~log_ratio(q_path, p_path, path).kl_by_step().isfinite()
+        first = bad.reshape(len(bad), -1).any(1).nonzero()
+        times = q_path.times.reshape(-1, q_path.times.shape[-1])[0]
+        return float(times[first[0]]) if len(first) else None
+
+
 def _terms(
     ratio: LogRatio,
     start: Tensor | float,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
 import shutil
 import socket
-import stat
 import time
 from pathlib import Path
 
@@ -60,10 +60,12 @@ class CheckpointFile:
         """The path as the user gave it, for messages."""
         self.path, self.keep = Path(os.path.realpath(path)), keep
         self._lock = self.path.with_name(f".{self.path.name}.lock")
+        # Not in the lock file, which filelock before 4.0 empties when another process tries it.
+        self._holder_file = self.path.with_name(f".{self.path.name}.holder")
 
     def __enter__(self) -> CheckpointFile:
-        self._check_place()
         try:
+            self._check_place()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._held = FileLock(self._lock, timeout=0)
             self._held.acquire()
@@ -73,41 +75,51 @@ class CheckpointFile:
                 "write to one file. Wait for the other one, end it, or give another path"
             ) from None
         except OSError as e:
-            raise type(e)(
-                e.errno, f"checkpoint {self.given} cannot be written there ({e.strerror})"
-            ) from e
+            raise self._refused(e) from e
         try:
-            self._lock.write_text(
+            self._holder_file.write_text(
                 f"process {os.getpid()} on {socket.gethostname()}, since "
                 f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n"
             )
             self._remove_drafts()
+            draft = self._draft_name()
+            draft.touch(exist_ok=False)  # whether the folder and the length of the name allow it
+            draft.unlink()
         except BaseException as e:
             self.__exit__()
             if isinstance(e, OSError):
-                raise self._failed(e) from e
+                raise self._refused(e) from e
             raise
         return self
 
     def __exit__(self, *args: object) -> None:
-        # While the lock is held, or another process might lock the file that is removed.
+        # The file of the lock stays: another process may have opened it, and would lock a file
+        # without a name.
         with contextlib.suppress(OSError):
-            self._lock.unlink()
+            self._holder_file.unlink()
         self._held.release()
 
     def _check_place(self) -> None:
-        if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-            kind = "a folder" if self.path.is_dir() else "not a regular file"
-            raise ValueError(f"checkpoint {self.given} is {kind}: give the path of a file in it")
+        for k in range(self.keep):
+            file = self.generation(k)
+            name = f"checkpoint {self.given}" if k == 0 else f"{file}, where a checkpoint goes,"
+            if file.is_dir():
+                raise ValueError(f"{name} is a folder: give the path of a file in it")
+            if file.is_symlink() and k == 0:
+                raise ValueError(f"{name} is a symbolic link to itself: give the path of a file")
+            if file.exists() and not file.is_file():
+                raise ValueError(f"{name} is not a regular file: give the path of one")
+            if k > 0 and file.exists() and not self.path.exists():
+                raise ValueError(
+                    f"{file} exists, the generation before checkpoint {self.given}, which does "
+                    "not: copy it there to continue from it, move it away, or give another path"
+                )
         if self.path.exists() and not os.access(self.path, os.W_OK):
-            raise PermissionError(
-                f"checkpoint {self.given} is a file that must not be written to: change its "
-                "permissions, or give another path"
-            )
+            raise PermissionError(errno.EACCES, "it is write protected")
 
     def _holder(self) -> str:
         try:
-            return self._lock.read_text().strip() or "another process"
+            return self._holder_file.read_text().strip() or "another process"
         except OSError:
             return "another process"
 
@@ -170,6 +182,13 @@ class CheckpointFile:
         for k in range(2, self.keep):
             if self.generation(k).exists():
                 os.replace(self.generation(k), self.generation(k - 1))
+
+    def _refused(self, e: OSError) -> OSError:
+        return type(e)(
+            e.errno,
+            f"checkpoint {self.given} cannot be written there ({e.strerror or e}): give another "
+            "path, or change the permissions of the file and its folder",
+        )
 
     def _failed(self, e: OSError) -> OSError:
         kept = "The file before it is as it was" if self.path.exists() else "There is no file yet"

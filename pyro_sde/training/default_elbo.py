@@ -11,6 +11,7 @@ from .._buffers import keep_buffers
 from ..diagnostics.weighted_draws import Problem, check_at_once
 from ..guides import AutoSDE
 from ..infer import TraceSDE_ELBO
+from .generators import keep_all_random_states
 
 __all__ = ["default_elbo"]
 
@@ -30,8 +31,7 @@ def default_elbo(model: Callable, guide: Callable, args: tuple, kwargs: dict) ->
     auto = poutine.unwrap(guide)
     if not isinstance(auto, AutoSDE):
         return TraceSDE_ELBO()
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    with keep_all_random_states(model=model, guide=guide), torch.no_grad():
         try:
             with keep_buffers(model):  # those of an encoder get the units of the data, once
                 auto.setup(*args, **kwargs)

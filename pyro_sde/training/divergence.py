@@ -77,7 +77,27 @@ class Diverged(RuntimeError):
 
 
 class RejectedWarning(UserWarning):
-    """Warns that ``fit`` has rejected a step whose loss or gradient is not finite."""
+    """Warns that ``fit(..., max_rejected=...)`` has rejected a step whose loss or gradient is not
+    finite: it has changed no parameter. There is one warning a training;
+    ``History.rejected`` is the number of such steps.
+
+    Example::
+
+        >>> import pyro, torch, warnings
+        >>> from pyro_sde import fit
+        >>> pyro.clear_param_store()
+        >>> calls = []
+        >>> def model():
+        ...     a = pyro.param("a", torch.tensor(2.0))
+        ...     calls.append(a)
+        ...     pyro.factor("f", -a.square() * (math.nan if len(calls) == 2 else 1.0))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", RejectedWarning)
+        ...     options = {"elbo": pyro.infer.Trace_ELBO(), "max_rejected": 1, "progress": False}
+        ...     history = fit(model, lambda: None, steps=3, **options)
+        >>> history.rejected, [str(w.message)[:22] for w in caught if w.category is RejectedWarning]
+        (1, ['step 2 was rejected: t'])
+    """
 
 
 def gradient_norm(gradients: list[Tensor]) -> float:

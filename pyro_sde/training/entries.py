@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .checkpoint import CheckpointError
+from .state import describe
 
 __all__ = ["check_entries"]
 
+
+@dataclass(frozen=True)
+class Maybe:
+    """None, or this form."""
+
+    form: Any
+
+
 TENSORS = {str: Tensor}
+COLUMN = torch.float64
 RANDOM: dict[str, Any] = {
-    "torch": Tensor,
-    "cuda": [Tensor],
-    "numpy": [object],
-    "python": [object],
-    "generators": TENSORS,
+    "torch": torch.uint8,
+    "cuda": [torch.uint8],
+    "numpy": (str, torch.int64, int, int, float),
+    "python": (int, torch.int64, Maybe(float)),
+    "generators": {str: torch.uint8},
 }
 FORM: dict[str, Any] = {
     "step": int,
@@ -29,28 +40,28 @@ FORM: dict[str, Any] = {
     "random": RANDOM,
     "random_of_other_ranks": [RANDOM],
     "history": {
-        "step": Tensor,
-        "elbo": Tensor,
-        "kl": Tensor,
-        "log_likelihood": Tensor,
-        "lr": Tensor,
-        "kl_by_site": TENSORS,
-        "validation": [object],
+        "step": COLUMN,
+        "elbo": COLUMN,
+        "kl": COLUMN,
+        "log_likelihood": COLUMN,
+        "lr": COLUMN,
+        "kl_by_site": {str: COLUMN},
+        "validation": [(int, float)],
         "rejected": int,
     },
-    "best": (None, {"step": int, "parameters": TENSORS, "buffers": TENSORS}),
+    "best": Maybe({"step": int, "parameters": TENSORS, "buffers": TENSORS}),
     "settings": {
         "optim": str,
-        "batch_size": (None, int),
-        "rows": (None, int),
+        "batch_size": Maybe(int),
+        "rows": Maybe(int),
         "seed": int,
         "processes": int,
     },
     "data": str,
     "is_good": bool,
 }
-"""A type, a list of one form, a dict of names and their forms or of one type of key, or a tuple of
-alternatives."""
+"""A type; the dtype of a vector; a list of one form; a tuple of forms, for a list or tuple; a dict
+of names and their forms, or of the form of all values."""
 
 
 def check_entries(path: Any, state: dict[str, Any]) -> None:
@@ -61,7 +72,7 @@ def check_entries(path: Any, state: dict[str, Any]) -> None:
     """
     problem = _compare(state, FORM, "")
     if problem is None:
-        problem = _lengths(state["history"], state["step"])
+        problem = _lengths(state["history"], state["step"]) or _relations(state)
     if problem is not None:
         raise CheckpointError(
             f"{path} is not the checkpoint of a training: {problem}. Nothing was loaded; use the "
@@ -71,15 +82,23 @@ def check_entries(path: Any, state: dict[str, Any]) -> None:
 
 def _compare(x: Any, form: Any, where: str) -> str | None:
     """What is wrong with an entry; None if nothing is."""
-    if isinstance(form, tuple):
-        if x is None:
-            return None
-        return _compare(x, form[1], where)
+    if isinstance(form, Maybe):
+        return None if x is None else _compare(x, form.form, where)
+    if isinstance(form, torch.dtype):
+        if not isinstance(x, Tensor) or x.dtype != form or x.dim() != 1:
+            found = describe(x) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            return f"entry {where} is {found}, not a vector of {str(form).removeprefix('torch.')}"
+        return None
     kind: Any = form if isinstance(form, type) else type(form)
-    if not isinstance(x, kind) or (kind is int and isinstance(x, bool)):
+    kinds: Any = (list, tuple) if kind is tuple else kind
+    if not isinstance(x, kinds) or (kind is int and isinstance(x, bool)):
         return f"entry {where or 'state'} is a {type(x).__name__}, not a {kind.__name__}"
     children: list[tuple[Any, Any, str]] = []
-    if isinstance(form, list):
+    if isinstance(form, tuple):
+        if len(x) != len(form):
+            return f"entry {where} has {len(x)} elements, not {len(form)}"
+        children = [(v, f, f"{where}[{i}]") for i, (v, f) in enumerate(zip(x, form, strict=True))]
+    elif isinstance(form, list):
         children = [(v, form[0], f"{where}[{i}]") for i, v in enumerate(x)]
     elif isinstance(form, dict) and str in form:
         wrong = [k for k in x if not isinstance(k, str)]
@@ -98,6 +117,16 @@ def _lengths(history: dict[str, Any], step: int) -> str | None:
     columns = {k: x for k, x in history.items() if isinstance(x, Tensor)}
     columns |= {f"kl_by_site[{k!r}]": x for k, x in history["kl_by_site"].items()}
     for name, x in columns.items():
-        if x.dim() != 1 or len(x) != step or x.dtype != torch.float64:
-            return f"entry history.{name} is {x.dtype} {tuple(x.shape)} after {step} steps"
+        if len(x) != step:
+            return f"entry history.{name} has {len(x)} elements after {step} steps"
+    return None
+
+
+def _relations(state: dict[str, Any]) -> str | None:
+    for entry in ("late", "gradients"):
+        unknown = set(state[entry]) - state["parameters"].keys()
+        if unknown:
+            return f"entry {entry} has {min(unknown)!r}, which is not in the entry parameters"
+    if (state["best"] is None) != (not state["history"]["validation"]):
+        return "only one of the entries best and history.validation has something"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,15 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-__all__ = ["check_generators", "generator_states", "own_generators", "set_generators"]
+from .state import keep_random_state
+
+__all__ = [
+    "check_generators",
+    "generator_states",
+    "keep_all_random_states",
+    "own_generators",
+    "set_generators",
+]
 
 FOREIGN = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -69,4 +78,16 @@ def generator_states(**functions: Callable) -> dict[str, Tensor]:
 def set_generators(states: dict[str, Tensor], **functions: Callable) -> None:
     """Set the states that :func:`generator_states` returned."""
     for name, g in own_generators(**functions).items():
-        g.set_state(states[name])
+        if name in states:  # the first evaluation of a model may make others
+            g.set_state(states[name])
+
+
+@contextmanager
+def keep_all_random_states(**functions: Callable) -> Iterator[None]:
+    """A context that restores the global random state and that of all torch generators."""
+    states = generator_states(**functions)
+    try:
+        with keep_random_state():
+            yield
+    finally:
+        set_generators(states, **functions)

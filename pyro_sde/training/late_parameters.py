@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -10,7 +11,8 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from .checkpoint import CheckpointError
-from .state import describe, keep_random_state
+from .generators import keep_all_random_states
+from .state import describe
 
 __all__ = ["LateParameters"]
 
@@ -22,11 +24,12 @@ class LateParameters(Messenger):
     initial value, which is not what training had made of it.
 
     :param path: The checkpoint, for messages.
+    :param functions: Model and guide, by their roles.
     """
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, **functions: Callable) -> None:
         super().__init__()
-        self.path = path
+        self.path, self.functions = path, functions
         self.values: dict[str, Tensor] = {}
         """The unconstrained values of parameters that have not appeared yet."""
 
@@ -37,7 +40,7 @@ class LateParameters(Messenger):
         store = pyro.get_param_store()
         if name not in store:
             # The run before has drawn the initial value already.
-            with keep_random_state():
+            with keep_all_random_states(**self.functions):
                 options = {k: v for k, v in msg["kwargs"].items() if k != "event_dim"}
                 store.get_param(*msg["args"], **options)
         shown: Any = store[name]

@@ -36,6 +36,7 @@ from .divergence import (
     most_changed,
 )
 from .first_step import FirstStep
+from .generators import keep_all_random_states
 from .history import History
 from .late_parameters import LateParameters
 from .ranks import Ranks
@@ -128,7 +129,7 @@ class Training:
             return
         self._is_checked, self._rejected = True, 0
         if moment is not None:
-            snapshot.save(self, moment)
+            snapshot.save(self, moment, _terms(loss, parts, weight)[0])
         if save or self.step % REMEMBER_EVERY == 0:
             self._good = {k: p.detach().clone() for k, p in self.parameters.items()}
         params = list(dict.fromkeys(found.values()))
@@ -142,7 +143,7 @@ class Training:
         self._record(loss, parts, weight, lr)
 
     def _meet(self, found: dict[str, Tensor]) -> None:
-        if self._is_checked:
+        if self.parameters:
             self.late_names |= found.keys() - self.parameters.keys()
         self.parameters.update(found)
         for name in found.keys() & self.late.values.keys() if self.late is not None else ():
@@ -191,19 +192,21 @@ class Training:
             states.copy_into(self.parameters, now)
 
     def _loss(self, args: tuple, kwargs: dict, draws: int = 1) -> float:
-        """A mean of losses that leaves random numbers and buffers as they were."""
-        buffers = states.buffers_of(model=self.model, guide=self.guide)
-        before = {k: x.clone() for k, x in buffers.items()}
-        late = self.late or nullcontext()
+        """A mean of losses that leaves random numbers, buffers and the param store as they were."""
+        both = {"model": self.model, "guide": self.guide}
+        before = {k: x.clone() for k, x in states.buffers_of(**both).items()}
+        known = set(pyro.get_param_store().keys())
         try:
-            with states.keep_random_state(), torch.no_grad(), late:
+            with keep_all_random_states(**both), torch.no_grad(), self.late or nullcontext():
                 losses = [
                     float(self.elbo.loss(self.model, self.guide, *args, **kwargs))
                     for _ in range(draws)
                 ]
             return sum(losses) / draws
         finally:
-            states.copy_into(states.buffers_of(model=self.model, guide=self.guide), before)
+            # Training draws the initial values of parameters that appear here for the first time.
+            states.forget_parameters(set(pyro.get_param_store().keys()) - known)
+            states.copy_into(states.buffers_of(**both), before)
 
     def _check(self, loss: float, params: dict[str, Tensor]) -> None:
         grads = {k: p.grad for k, p in params.items() if p.grad is not None}
@@ -225,8 +228,8 @@ class Training:
             raise self.diverged(f"{name} is not finite after the update", name, self.step)
         if self.file is not None and self.saved != self.step:
             moment = snapshot.Moment.of(self)
-            self._loss_of_update("the loss", *self.batches(self.step))
-            snapshot.save(self, moment)
+            loss = self._loss_of_update("the loss", *self.batches(self.step))
+            snapshot.save(self, moment, -loss)
 
     def _loss_of_update(self, what: str, args: tuple, kwargs: dict, draws: int = 1) -> float:
         """A loss that is not of a step; training has diverged where it cannot be evaluated."""
@@ -298,11 +301,7 @@ class Training:
         return math.nan
 
     def _record(self, loss: float, parts: ElboTerms, weight: float, lr: float) -> None:
-        data, elbo, kl = math.nan, -loss, None
-        if parts.kl or parts.log_likelihood:
-            kl = {site: value / weight for site, value in parts.kl.items()}
-            data = sum(parts.log_likelihood.values(), 0.0)
-            elbo = elbo if weight == 1.0 else data - sum(kl.values())
+        elbo, kl, data = _terms(loss, parts, weight)
         self.history.add(self.step, elbo, kl, data, lr)
         if not self.has_warned and parts.paths and self.ranks.rank == 0:
             self.best_data = max(self.best_data, data)
@@ -314,7 +313,7 @@ class Training:
     def validate(self) -> float:
         """The mean ELBO of the validation data, always with the same random numbers."""
         args, kwargs = as_arguments(self.validation)
-        with states.keep_random_state():
+        with keep_all_random_states(model=self.model, guide=self.guide):
             pyro.set_rng_seed(0)
             draws = self.validation_draws
             elbo = -self._loss_of_update("the validation loss", args, kwargs, draws)
@@ -335,3 +334,14 @@ class Training:
             buffers = states.buffers_of(model=self.model, guide=self.guide)
             states.copy_into(self.parameters, self.best["parameters"])
             states.copy_into(buffers, self.best["buffers"])
+
+
+def _terms(
+    loss: float, parts: ElboTerms, weight: float
+) -> tuple[float, dict[str, float] | None, float]:
+    """The ELBO with a KL of weight 1, its KL by site, and its log likelihood."""
+    if not (parts.kl or parts.log_likelihood):
+        return -loss, None, math.nan
+    kl = {site: value / weight for site, value in parts.kl.items()}
+    data = sum(parts.log_likelihood.values(), 0.0)
+    return -loss if weight == 1.0 else data - sum(kl.values()), kl, data

@@ -72,7 +72,7 @@ def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     The ELBO makes a posterior too narrow wherever its family cannot follow the exact one: where
     the control of the path is worse at some rates, these rates are drawn less often. Weighting
     corrects that, unless a few draws have nearly all of the weight. The matched q minimises the
-    other KL, :math:`\mathrm{KL}(p(\theta \mid x)\,\|\,q(\theta))`, so its widths and correlations
+    other KL, :math:`\mathrm{KL}(p(\theta \mid x)\|q(\theta))`, so its widths and correlations
     are those of the posterior. The ELBO, which is the bound of the evidence, falls a little: by 0.2
     nat where seven latents became wider by a fifth. The control of the path is not changed.
 

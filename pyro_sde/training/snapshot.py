@@ -17,9 +17,10 @@ from . import state as states
 from .checkpoint import CheckpointError, encode_checkpoint, load_checkpoint
 from .divergence import first_not_finite
 from .entries import check_entries
-from .generators import generator_states, set_generators
+from .generators import generator_states, keep_all_random_states, set_generators
 from .history import History
 from .late_parameters import LateParameters
+from .optimiser_form import check_optimiser
 
 __all__ = ["KIND", "Moment", "build", "good_checkpoint", "restore", "save"]
 
@@ -33,6 +34,8 @@ class Moment:
 
     random: dict[str, Any]
     buffers: dict[str, Tensor]
+    parameters: set[str]
+    """Those that have appeared. The evaluation draws the initial values of others."""
     gradients: list[str]
     """The parameters that have a gradient. Pyro leaves gradients of zero after each step, which
     Adam treats unlike None."""
@@ -42,8 +45,8 @@ class Moment:
         both = {"model": training.model, "guide": training.guide}
         buffers = {k: x.clone() for k, x in states.buffers_of(**both).items()}
         gradients = [k for k, p in training.parameters.items() if p.grad is not None]
-        generators = generator_states(**both)
-        return cls(states.random_state() | {"generators": generators}, buffers, gradients)
+        random = states.random_state() | {"generators": generator_states(**both)}
+        return cls(random, buffers, set(training.parameters), gradients)
 
 
 def settings_of(training: Any) -> dict[str, Any]:
@@ -57,12 +60,18 @@ def settings_of(training: Any) -> dict[str, Any]:
     }
 
 
-def save(training: Any, moment: Moment) -> None:
-    """Write a checkpoint; refuse parameters or optimisers that are not finite."""
+def save(training: Any, moment: Moment, elbo: float) -> None:
+    """Write a checkpoint; refuse parameters or optimisers that are not finite.
+
+    :param training: The training.
+    :param moment: What the evaluation has changed that gave ``elbo``.
+    :param elbo: The ELBO of the parameters that are saved.
+    """
     if training.file is None or training.saved == training.step:
         return
     parameters = training.tensors()["parameters"]
-    optimiser = training.optim.get_state()
+    parameters = {k: x for k, x in parameters.items() if k in moment.parameters}
+    optimiser: dict[str, Any] = {k: {} for k in parameters} | training.optim.get_state()
     if training.late is not None:
         parameters |= training.late.values
         optimiser |= training.optim._state_waiting_to_be_consumed
@@ -72,13 +81,13 @@ def save(training: Any, moment: Moment) -> None:
     if spoilt is not None:
         raise training.diverged(f"{spoilt} is not finite, and no checkpoint was written", spoilt)
     random, *others = training.ranks.gather(moment.random)
-    is_good = not _is_worse_than_start(training.history.elbo)
+    is_good = not _is_worse_than_start([*training.history.elbo, elbo])
     state = {
         "step": training.step,
         "parameters": parameters,
         "buffers": moment.buffers,
-        "late": sorted(training.late_names),
-        "gradients": moment.gradients,
+        "late": sorted(training.late_names & parameters.keys()),
+        "gradients": [k for k in moment.gradients if optimiser.get(k)],
         "optimiser": optimiser,
         "random": random,
         "random_of_other_ranks": others,
@@ -128,10 +137,8 @@ def build(training: Any) -> dict[str, Tensor]:
     both = {"model": training.model, "guide": training.guide}
     args, kwargs = training.batches(0, whole=True)
     watch = poutine.trace(param_only=True)
-    generators = generator_states(**both)
-    with states.keep_random_state(), torch.no_grad(), watch as capture:
+    with keep_all_random_states(**both), torch.no_grad(), watch as capture:
         training.elbo.loss(training.model, training.guide, *args, **kwargs)
-    set_generators({**generator_states(**both), **generators}, **both)
     return states.met_parameters(capture)
 
 
@@ -174,20 +181,32 @@ class _Restoring:
     def run(self) -> None:
         before = set(pyro.get_param_store().keys())
         random = states.random_state(), generator_states(**self.both)
-        found = build(self.training)
-        buffers = states.buffers_of(**self.both)
-        values = {k: x.detach().clone() for k, x in {**found, **buffers}.items()}
+        buffers, present = states.buffers_of(**self.both), self._parameters_of_store()
+        before_build = {**buffers, **present}
+        values = {k: x.detach().clone() for k, x in before_build.items()}
+        optim = self.training.optim
+        kept = optim.optim_objs, optim.grad_clip, optim._state_waiting_to_be_consumed
+        copies = [dict(x) for x in kept]
+        # The parameters may be those with which a training has diverged.
+        states.copy_into(present, {k: self.state["parameters"][k] for k in present})
+        try:
+            found = build(self.training)
+        except BaseException:
+            states.copy_into(before_build, values)
+            raise
+        gradients = {k: p.grad for k, p in found.items()}
+        values = {k: x.detach().clone() for k, x in found.items()} | values
         part = "parameters"
         try:
             for part in ("parameters", "buffers", "optimiser", "history", "random"):
-                getattr(self, f"_put_{part}")(found, buffers)
+                getattr(self, f"_put_{part}")(found, states.buffers_of(**self.both))
         except Exception as e:
-            states.copy_into({**found, **buffers}, values)
-            for p in found.values():
-                p.grad = None
-            optim = self.training.optim
-            for kept in (optim.optim_objs, optim.grad_clip, optim._state_waiting_to_be_consumed):
-                kept.clear()
+            states.copy_into({**found, **before_build}, values)
+            for name, p in found.items():
+                p.grad = gradients[name]
+            for x, copy in zip(kept, copies, strict=True):
+                x.clear()
+                x.update(copy)
             states.set_random_state(random[0])
             set_generators(random[1], **self.both)
             states.forget_parameters(set(found) - before)
@@ -199,24 +218,34 @@ class _Restoring:
                 "or begin anew with another path"
             ) from e
 
+    def _parameters_of_store(self) -> dict[str, Tensor]:
+        """The parameters of the checkpoint that Pyro knows already, unconstrained."""
+        store: Any = pyro.get_param_store()
+        saved = self.state["parameters"]
+        found = {k: store[k].unconstrained() for k in store.keys() & saved.keys()}
+        return {
+            k: p for k, p in found.items() if (p.shape, p.dtype) == (saved[k].shape, saved[k].dtype)
+        }
+
     def _put_parameters(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         training, state = self.training, self.state
         values = dict(state["parameters"])
         missing = (set(state["late"]) & set(values)) - set(found)
-        late = LateParameters(self.path)
+        late = LateParameters(self.path, **self.both)
         late.values = {k: values.pop(k) for k in sorted(missing)}
         states.check_same(self.path, "parameters", values, found)
         states.check_same(self.path, "buffers", state["buffers"], buffers)
         best = state["best"]
         if best is not None:
             every = {**found, **late.values}
-            some = {k: every[k] for k in best["parameters"] if k in every}
+            some = {
+                k: x for k, x in every.items() if k in best["parameters"] or k not in state["late"]
+            }
             states.check_same(self.path, "best parameters", best["parameters"], some)
             states.check_same(self.path, "best buffers", best["buffers"], buffers)
         states.copy_into(found, values)
-        for name in state["gradients"]:
-            if name in found:
-                found[name].grad = torch.zeros_like(found[name])
+        for name, p in found.items():
+            p.grad = torch.zeros_like(p) if name in state["gradients"] else None
         training.parameters, training.best = found, best
         training.late, training.late_names = late, set(state["late"])
 
@@ -226,6 +255,7 @@ class _Restoring:
     def _put_optimiser(self, found: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         training = self.training
         restored = self.state["optimiser"]
+        check_optimiser(self.path, training.optim, self.state)
         states.restore_optimiser(training.optim, restored, training.lr, training.schedule)
         for name, p in found.items():
             states.make_optimiser(training.optim, name, p)

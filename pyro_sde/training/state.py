@@ -135,14 +135,14 @@ def restore_optimiser(
         to the optimiser.
     """
     if lr is not None:
-        for entry in state.values():
+        for entry in filter(None, state.values()):
             rates, (group,) = entry["scheduler"], entry["optimizer"]["param_groups"]
             group["initial_lr"], group["lr"] = lr, lr * schedule(rates["last_epoch"])
             rates["base_lrs"], rates["_last_lr"] = [lr], [group["lr"]]
     optim.optim_objs.clear()
     optim.grad_clip.clear()
     # Pyro gives each parameter's optimiser its state when it makes that optimiser.
-    optim.set_state(state)
+    optim.set_state({name: entry for name, entry in state.items() if entry})
 
 
 def make_optimiser(optim: PyroOptim, name: str, p: Tensor, steps: int = 0) -> None:
@@ -156,17 +156,10 @@ def make_optimiser(optim: PyroOptim, name: str, p: Tensor, steps: int = 0) -> No
         return
     made = optim._get_optim(p)
     _load_state_dict(made, state)
-    torch_optimiser = getattr(made, "optimizer", made)
-    for key, x in torch_optimiser.state[p].items():
-        if isinstance(x, Tensor) and x.dim() and key in OF_PARAMETER_SHAPE and x.shape != p.shape:
-            raise ValueError(f"{key} of {name} is {describe(x)}, and {name} is {describe(p)}")
     for _ in range(steps):
         made.step()
     optim.optim_objs[p] = made
     optim.grad_clip[p] = optim._get_grad_clip(p)  # type: ignore[arg-type]
-
-
-OF_PARAMETER_SHAPE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
 
 def tensors_in(state: Any, where: str) -> Iterator[tuple[str, Tensor]]:

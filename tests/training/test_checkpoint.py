@@ -45,7 +45,7 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, where, left, tmp_path):
     whole, expected = run(kind)
     assert_identical(found, expected)
     assert resumed == whole and resumed.step == list(range(1, 13))
-    assert sorted(os.listdir(tmp_path)) == ["run.pt", "run.pt.1"]
+    assert sorted(os.listdir(tmp_path)) == [".run.pt.lock", "run.pt", "run.pt.1"]
 
 
 @pytest.mark.parametrize("kind", ["functional", "modular"])
@@ -145,7 +145,10 @@ def test_nan_names_the_checkpoint(tmp_path):
     with pytest.raises(Diverged, match=r"step 6.*last checkpoint, after step 4, is .*a\.pt"):
         pyro_sde.fit(model, lambda bad: None, True, **fixed)
     pyro.clear_param_store()
-    history = pyro_sde.fit(model, lambda bad: None, False, resume=True, **fixed)
+    with pytest.raises(CheckpointError, match="made with other data"):
+        pyro_sde.fit(model, lambda bad: None, False, resume=True, **fixed)
+    fixed |= {"resume": True, "allow_other_data": True}
+    history = pyro_sde.fit(model, lambda bad: None, False, **fixed)
     assert history.step == list(range(1, 10))
 
 
@@ -272,7 +275,10 @@ def test_a_disk_that_is_full_leaves_the_file_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"a\.pt could not be written \(No space.*as it was"):
         save_checkpoint(path, {"x": 2}, "mine")
-    assert load_checkpoint(path, "mine") == {"x": 1} and os.listdir(tmp_path) == ["a.pt"]
+    assert load_checkpoint(path, "mine") == {"x": 1} and sorted(os.listdir(tmp_path)) == [
+        ".a.pt.lock",
+        "a.pt",
+    ]
 
 
 def test_local_parameters_cannot_be_saved(tmp_path):

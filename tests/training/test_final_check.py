@@ -1,7 +1,5 @@
 """The line at the end of a training that says how right its posterior is."""
 
-import sys
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -10,14 +8,15 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 from pyro_sde import fit
+from pyro_sde.training import run
 
 from .models import DATA, assert_identical, make, values
 
 
 @pytest.mark.parametrize("kind", ["functional", "modular"])
 def test_a_check_at_the_end_that_changes_nothing(kind, capsys, monkeypatch):
-    monkeypatch.setattr(sys.modules[fit.__module__], "CHECK_SECONDS", 1e6)
-    monkeypatch.setattr(sys.modules[fit.__module__], "CHECK_SAMPLES", 100)
+    monkeypatch.setattr(run, "CHECK_SECONDS", 1e6)
+    monkeypatch.setattr(run, "CHECK_SAMPLES", 100)
     model, guide, elbo = make(kind)
     fit(model, guide, DATA, steps=3, elbo=elbo, seed=1, progress=False)
     expected, state = values(model), torch.get_rng_state()
@@ -71,7 +70,7 @@ def test_draws_that_are_too_large_are_not_kept(capsys):
 
 
 def test_a_model_that_is_slow_is_not_waited_for(capsys, monkeypatch):
-    monkeypatch.setattr(sys.modules[fit.__module__], "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "CHECK_SECONDS", 0.0)
     model, guide, elbo = make("modular")  # its buffer counts, so that draws are made one by one
     assert fit(model, guide, DATA, steps=1, elbo=elbo).importance is None
     assert "draws took 0 seconds" in capsys.readouterr().err

@@ -222,9 +222,12 @@ def test_nan_stops_before_it_reaches_a_parameter(where):
     text = {"loss": "the loss became nan", "gradient": "the gradient of a is not finite"}
     with pytest.raises(pyro_sde.training.Diverged, match=text.get(where, "not be evaluated")) as e:
         fit(model, lambda: None, steps=9, elbo=Trace_ELBO())
-    assert "in step 4. The parameters are those after step 3. There is no checkpoint" in str(
-        e.value
+    assert "in step 4. The parameters are those after step 3. The norm of the last finite grad" in (
+        str(e.value)
     )
+    assert "There is no checkpoint" in str(e.value)
+    assert (e.value.step, e.value.parameter, e.value.checkpoint) == (4, "a", None)
+    assert e.value.norm == pytest.approx(2 * calls[-2], rel=1e-5)
     assert pyro.param("a").item() == calls[-1] != calls[-2]
     assert pyro.param("a").unconstrained().grad == 0
 
