@@ -199,6 +199,7 @@ class RankGroup(Ranks):
         found: dict[str, Tensor] = {}
         try:
             self._known = snapshot.build(training)
+            training.parameters = dict(self._known)
             found |= self._known
         except Exception as e:  # the first step says what is wrong with a model
             self._problem = e
