@@ -1,30 +1,27 @@
-"""Training in several processes: DistributedDataParallel around the ELBO of series or an SDE-BNN.
+"""Training in several processes: fit on many series, or on an SDE-BNN, started by torchrun.
 
 `torchrun --nproc-per-node 2 examples/distributed.py --task series`; plain python is one process.
 Each takes its part of a mini-batch, scaled by a plate to the whole data set, with noise of its own,
-and the gradients are averaged. The KL of a global latent, the weights of a network, counts once in
+and fit averages the gradients. The KL of a global latent, the weights of a network, counts once in
 each process, so once in the average. The number is what is left to win: for the series the gap in
 nats between the ELBO of one and its exact log evidence, for the network the root mean square error
-of its mean function.
+of its mean function. The speed is that of all processes together.
 """
 
 import argparse
-from itertools import islice
+import time
 
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.distributed as processes
 from common import POSTERIOR, parser, plt, save
 from pyro.distributions import constraints
 from pyro.infer import Predictive
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
-from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, select, series_grid
-from pyro_sde.distributed import join, mini_batches, place, seed_rank
+from pyro_sde import AutoSDE, GRUEncoder, TraceSDE_ELBO, fit, select, series_grid
+from pyro_sde.distributed import join, place
 from pyro_sde.distributions import OrnsteinUhlenbeck
 from pyro_sde.nn import SDEBlock
 
@@ -93,11 +90,10 @@ class Network(PyroModule):
 TASKS = {"series": Series, "sdebnn": Network}
 
 
-def build(task: str, *data: Tensor) -> tuple[PyroModule, AutoSDE]:
-    """With every parameter: DistributedDataParallel shares only those that it finds."""
-    model = TASKS[task](len(data[0])).to(data[0].device)
+def build(task: str, size: int) -> tuple[PyroModule, AutoSDE]:
+    model = TASKS[task](size)
     encoder = GRUEncoder(1, hidden=32, context=16) if task == "series" else None
-    return model, AutoSDE(model, encoder=encoder, contraction=True).setup(*data)
+    return model, AutoSDE(model, encoder=encoder, contraction=True)
 
 
 def main(args: argparse.Namespace) -> dict[str, float]:
@@ -106,35 +102,30 @@ def main(args: argparse.Namespace) -> dict[str, float]:
     device, (rank, world) = join(), place()
     pyro.set_rng_seed(args.seed)  # the same data everywhere
     data, test = ([x.to(device) for x in TASKS[args.task].simulate(args.size)] for _ in "ab")
-    model, guide = build(args.task, *data)
-    elbo = TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True)(model, guide)
-    loss_of = elbo if world == 1 else DistributedDataParallel(elbo)
-    seed_rank(args.seed)  # other noise on each rank
-    optimiser = torch.optim.Adam(elbo.parameters(), args.lr)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, args.lr, total_steps=args.iterations + 1)
-    batches = islice(mini_batches(args.size, args.batch, args.seed), args.iterations)
-    losses = []
-    for rows in tqdm(batches, "training", args.iterations, disable=rank > 0):
-        optimiser.zero_grad()
-        loss = loss_of(*(x[rows.to(device)] for x in data)) / args.size
-        loss.backward()
-        optimiser.step()
-        rate.step()
-        losses.append(loss.detach() / world)
-    curve = torch.stack(losses)
-    if world > 1:
-        # In a group of its own, whose threads end when it is destroyed: DistributedDataParallel
-        # keeps those of the first, and one that still holds the curve at exit would abort.
-        processes.all_reduce(curve, group=processes.new_group())
-        processes.destroy_process_group()
+    model, guide = build(args.task, args.size)
+    start = time.perf_counter()
+    history = fit(
+        model.to(device),
+        guide,
+        tuple(data),
+        steps=args.iterations,
+        batch_size=args.batch,
+        lr=args.lr,
+        schedule="one_cycle",
+        elbo=TraceSDE_ELBO(num_particles=args.particles, vectorize_particles=True),
+        seed=args.seed,
+    )
+    speed = args.batch * args.iterations / (time.perf_counter() - start)
     if rank > 0:
         return {}
     with torch.no_grad():
-        result = {"left": model.judge(guide, *test), "noise": model.noise.item()}
+        result = {"left": model.judge(guide, *test), "noise": model.noise.item(), "speed": speed}
     title = f"{args.task}, {world} process{'es' * (world > 1)}"
     print(f"{title}: {result['left']:.3f} left to win; noise {result['noise']:.3f}, true {NOISE}")
+    print(f"{speed:.0f} {'series' if args.task == 'series' else 'data'} a second")
     fig, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    ax.plot(curve.cpu(), color=POSTERIOR, lw=0.7)
+    curve = -torch.tensor(history.elbo) / args.size
+    ax.plot(curve, color=POSTERIOR, lw=0.7)
     ax.set(xlabel="step", ylabel="loss, nat a datum", title=title)
     save(fig, args, f"distributed_{args.task}.png")
     return result

@@ -84,8 +84,9 @@ def join(timeout: timedelta = TIMEOUT) -> torch.device:
         >>> from pyro_sde.distributed import join
         >>> device = join(timeout=timedelta(minutes=2))
 
-    :param timeout: How long a rank waits for the others. A rank that hangs for longer ends the
-        others, in ``fit`` with a :class:`RankError`. A rank that dies ends them at once.
+    :param timeout: How long a rank waits for the others, by default ten minutes. A rank that hangs
+        for longer ends the others, in ``fit`` with a :class:`RankError`. A rank that dies ends them
+        at once.
     :returns: The device of this process.
     """
     global _timeout
@@ -124,7 +125,7 @@ def training_group() -> tuple[Any, timedelta]:
     :returns: The group, None where there is only one process, and its time limit.
     """
     try:
-        if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if place().world == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             join(_timeout)
         if place().world == 1:
             return None, _timeout

@@ -67,7 +67,8 @@ def problem(case):
     options = {"max_plate_nesting": 1}
     if case == "series":
         data = example.Series.simulate(SIZE)
-        model, guide = example.build("series", *data)
+        model, guide = example.build("series", SIZE)
+        guide.setup(*data)
     elif case == "mixed":
         data = torch.arange(SIZE), torch.randn(SIZE, 3)
         model = Mixed(SIZE)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from unittest import mock
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from pyro_sde.distributed import mini_batches, seed_rank
+from pyro_sde.distributed import join, mini_batches, seed_rank
 
 from .ranks import BATCH, CASES, PATIENCE, WORLD, noise_of, problem, rows_of, worker
 
@@ -103,6 +104,16 @@ def test_mini_batches_deal_the_data():
         assert torch.equal(torch.stack(both, -1).flatten(), rows)
     with pytest.raises(ValueError, match="at most size=3"):
         mini_batches(3, 4)
+
+
+def test_join_refuses(monkeypatch):
+    with pytest.raises(ValueError, match=r"timeout must be positive: found 0:00:00"):
+        join(timedelta(0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"2 processes cannot share 1 GPU: .*CUDA_VISIBLE_DEVICES"):
+        join()
 
 
 def test_torchrun(tmp_path):

@@ -48,7 +48,8 @@ def test_a_guide_that_was_not_set_up(alone, elbo):
 def test_an_encoder_alone_is_not_a_guide(alone):
     """The encoder has parameters from the start, the control and the head of z_0 have not."""
     data = example.Series.simulate(SIZE)
-    model, guide = example.build("series", *data)
+    model, guide = example.build("series", SIZE)
+    guide.setup(*data)
     unset = AutoSDE(model, encoder=guide.encoder, name="other")
     with pytest.raises(RuntimeError, match=r"'paths\.z"):
         DistributedDataParallel(TraceSDE_ELBO()(model, unset))(*data)

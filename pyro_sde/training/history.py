@@ -52,7 +52,8 @@ class History:
     """How many steps were rejected because their loss or gradient was not finite. Their entries are
     NaN."""
     importance: ImportanceCheck | None = field(default=None, compare=False)
-    """The importance check; None with ``progress=False``, or where the check could not be made."""
+    """The importance check; None with ``progress=False``, on other ranks than 0, or where the check
+    could not be made."""
     matching: Matching | None = field(default=None, compare=False)
     """How the latents that are not paths were matched; None, if that was not attempted."""
 

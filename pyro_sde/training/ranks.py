@@ -25,7 +25,7 @@ from .interrupt import Interrupt
 from .save_times import SaveTimes
 from .shared_step import Evaluation, Layout
 
-__all__ = ["ProcessGroup", "Ranks", "join_ranks"]
+__all__ = ["RankGroup", "Ranks", "join_ranks"]
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Ranks:
         pass
 
     def check_same(self, **values: Any) -> None:
-        """Refuse ranks whose arguments differ."""
+        """Refuse ranks whose arguments differ; functions are not compared."""
 
     def seed(self, seed: int | None) -> int | None:
         """The seed of a new run: several ranks need one, and rank 0 draws it if it is None."""
@@ -86,10 +86,10 @@ def join_ranks(distributed: bool) -> Ranks:
 
     :param distributed: Whether to train with the other processes, if there are any.
     """
-    return ProcessGroup() if distributed else Ranks()
+    return RankGroup() if distributed else Ranks()
 
 
-class ProcessGroup(Ranks):
+class RankGroup(Ranks):
     """The ranks of a process group. Inside of its context they have a group of their own, which is
     closed when one of them leaves it, so that the others do not wait for that one."""
 
@@ -120,6 +120,7 @@ class ProcessGroup(Ranks):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
+        """A context for messages, in which a rank that does not answer is a ``RankError``."""
         try:
             yield
         except RuntimeError as e:
@@ -168,7 +169,8 @@ class ProcessGroup(Ranks):
         states.copy_into(tensors, values)
 
     def check_same(self, **values: Any) -> None:
-        self._refuse_others("arguments", {k: str(v) for k, v in values.items()})
+        plain = {k: str(v) for k, v in values.items() if not callable(v)}
+        self._refuse_others("arguments", plain)
 
     def _refuse_others(self, what: str, mine: dict[str, str]) -> None:
         """Refuse ranks that differ from rank 0, all of them in the same way."""
@@ -197,6 +199,7 @@ class ProcessGroup(Ranks):
         found: dict[str, Tensor] = {}
         try:
             self._known = snapshot.build(training)
+            training.parameters = dict(self._known)
             found |= self._known
         except Exception as e:  # the first step says what is wrong with a model
             self._problem = e
@@ -229,7 +232,7 @@ class ProcessGroup(Ranks):
         found, total = self._sum(mine, flags)
         if found["is_new"] and not found["failed"]:
             self._extend(mine)
-            found, total = self._sum(mine, flags)
+            found, total = self._sum(mine, flags | {"is_new": False})
         self._is_interrupted |= found["interrupted"]
         if found["failed"]:
             zero_grads(mine.found.values())
@@ -259,7 +262,9 @@ class ProcessGroup(Ranks):
 
     def _raise(self, error: Exception | None) -> None:
         """Raise the error of one rank on all ranks."""
-        told = error and (type(error).__name__, str(error), getattr(error, "parameter", None))
+        told = None
+        if error is not None:
+            told = type(error).__name__, str(error), getattr(error, "parameter", None)
         all_told = self.gather(told)
         others = [(k, *x) for k, x in enumerate(all_told) if x and x[0] != NotFinite.__name__]
         if others and error is not None and not isinstance(error, NotFinite):

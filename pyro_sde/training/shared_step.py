@@ -75,7 +75,8 @@ class Layout:
 
     def unpack(self, vector: Tensor) -> tuple[dict[str, bool], Evaluation]:
         """The flags and the evaluation of a sum of vectors over the ranks, divided by their number.
-        The gradients are put into the parameters, unless an evaluation has failed."""
+        The gradients are put into the parameters, unless an evaluation has failed or the vector
+        does not have all of it."""
         n = len(self.FLAGS) + 1 + 2 * len(self.sites) + 2 * len(self.parameters)
         head = iter(vector[:n].tolist())
         flags = {name: next(head) > 0 for name in self.FLAGS}
@@ -87,7 +88,7 @@ class Layout:
         i = n
         for name, p in self.parameters.items():
             is_met, has_gradient = next(head) > 0, next(head) > 0
-            if is_met and not flags["failed"]:
+            if is_met and not flags["failed"] and not flags["is_new"]:
                 found[name] = p
                 if has_gradient:
                     p.grad = vector[i : i + p.numel()].view(p.shape).to(p)

@@ -1,6 +1,7 @@
 """What ``fit`` does in one of two processes, for test_ranks.py: a case for each test."""
 
 import os
+import shutil
 import signal
 import time
 from datetime import timedelta
@@ -24,7 +25,7 @@ from ..ranks import WORLD, noise_of, problem
 from .models import DATA, GRID, Modular, N, make, values
 
 STEPS, BATCH = 5, 6  # neither six nor three is the number of steps of a grid: see noise_of
-PATIENCE = 90  # seconds until a process that hangs is given up
+PATIENCE = 300  # seconds until a process that hangs is given up
 OPTIONS = {"lr": 0.05, "batch_size": BATCH, "seed": 5, "match": False, "progress": False}
 
 
@@ -134,14 +135,17 @@ def resumed(kind, rank, folder):
         writes.append(rank)
         real(*args, **kwargs)
 
-    more = {"validation": DATA, "validation_draws": 2, "every": 2, "save_every": 2}
+    more = {"validation": DATA, "validation_draws": 2, "every": 2, "save_every": 2, "keep": 9}
     run = partial(trained, kind=kind, schedule="constant", **more)
-    a, b = (f"{folder}/{kind} {i}.pt" if rank == 0 else None for i in "ab")
+    a, b, c = (f"{folder}/{kind} {i}.pt" if rank == 0 else None for i in "abc")
     with mock.patch.object(CheckpointFile, "write", write):
         whole = run(steps=6, checkpoint=a)
         run(steps=4, checkpoint=b)
         again = run(steps=6, checkpoint=b, resume=rank == 0, seed=None)
-    return {"whole": whole, "again": again, "writes": writes}
+    if rank == 0:
+        shutil.copy(f"{a}.3", c)
+    anew = run(steps=6, checkpoint=c, resume=rank == 0, seed=None)
+    return {"whole": whole, "again": again, "anew": anew, "writes": writes}
 
 
 def matched(rank, folder):
@@ -210,14 +214,18 @@ def other_shapes(rank, folder):
 
 
 def late_parameter(value, rank, folder):
-    """One that the third evaluation makes."""
+    """One that the third evaluation makes, and one that only rank 0 uses after the first."""
     calls = []
 
     def model(y):
         calls.append(y)
-        gaussian(y + pyro.param("late", torch.tensor(value(rank))) if len(calls) > 2 else y)
+        if rank == 0 or len(calls) == 1:
+            y = y + pyro.param("b", torch.tensor(0.0))
+        if len(calls) > 2:
+            y = y + pyro.param("late", torch.tensor(value(rank)))
+        gaussian(y)
 
-    return result(model, simple(model))
+    return result(model, simple(model, optim=pyro.optim.SGD({"lr": 0.1})))
 
 
 def scale_of_all_ranks(rank, folder):
@@ -238,13 +246,14 @@ def locked(rank, folder):
 
 
 def hanging(rank, folder):
-    distributed.join(timeout=timedelta(seconds=1))
-    trained(Watched(lambda: time.sleep(2.5) or 1.0, here=rank == 1))
+    distributed.join(timeout=timedelta(seconds=2))
+    trained(Watched(lambda: time.sleep(4.5) or 1.0, here=rank == 1))
 
 
 def absent(rank, folder):
+    distributed.join(timeout=timedelta(seconds=1))
     if rank == 1:
-        time.sleep(2.5)
+        time.sleep(4)
     simple()
 
 
