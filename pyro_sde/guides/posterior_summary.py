@@ -10,7 +10,7 @@ from torch import Tensor
 from ..predictive import Predictive
 
 if TYPE_CHECKING:
-    from ..diagnostics import Summary
+    from ..diagnostics.summary import Summary
 
 __all__ = ["PosteriorSummaryMixin"]
 

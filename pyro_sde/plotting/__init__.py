@@ -2,6 +2,7 @@
 
 from .calibration import plot_calibration
 from .paths import plot_band, plot_forecast, plot_paths, plot_prior_posterior
+from .ranks import plot_sbc
 from .reliability import plot_reliability
 from .training import plot_kl, plot_training
 
@@ -13,5 +14,6 @@ __all__ = [
     "plot_paths",
     "plot_prior_posterior",
     "plot_reliability",
+    "plot_sbc",
     "plot_training",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..diagnostics import ImportanceCheck
+from ..diagnostics.importance_check import ImportanceCheck
 from .matching import Matching
 
 __all__ = ["History"]

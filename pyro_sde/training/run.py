@@ -7,8 +7,8 @@ import sys
 
 from tqdm.auto import tqdm
 
-from ..diagnostics import ImportanceCheck
 from ..diagnostics.importance import importance_line
+from ..diagnostics.importance_check import ImportanceCheck
 from .history import History
 from .interrupt import Interrupt
 from .loop import Training
