@@ -124,13 +124,13 @@ class CalibrationCheck:
 
     Example::
 
-        >>> import torch
+        >>> import textwrap, torch
         >>> ranks = {"rate": torch.arange(100).reshape(-1, 1)}
         >>> check = CalibrationCheck(ranks, {"rate": ((),)}, draws=99, simulations=100)
-        >>> print(check.line)
-        simulation-based calibration: 100 simulations, 1 quantity: the posterior is calibrated as \
-far as 100 simulations tell (they find a shift of 0.42 standard deviations, or a width too \
-narrow by a factor of 1.3, with 80 % probability)
+        >>> print(textwrap.fill(check.line, 85))
+        simulation-based calibration: 100 simulations, 1 quantity: the posterior is
+        calibrated as far as 100 simulations tell (they find a shift of 0.42 standard
+        deviations, or a width too narrow by a factor of 1.3, with 80 % probability)
     """
 
     ranks: dict[str, Tensor]
