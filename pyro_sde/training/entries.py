@@ -30,6 +30,7 @@ FORM: dict[str, Any] = {
     "late": [str],
     "gradients": [str],
     "optimiser": {str: dict},
+    "lr": Maybe(float),
     "random": {
         "torch": torch.uint8,
         "cuda": [torch.uint8],

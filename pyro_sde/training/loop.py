@@ -33,6 +33,7 @@ from .divergence import (
     first_not_finite,
     gradient_norm,
     most_changed,
+    spoilt_gradient,
 )
 from .first_step import FirstStep
 from .generators import keep_all_random_states
@@ -42,6 +43,10 @@ from .late_parameters import LateParameters
 __all__ = ["Training"]
 
 _NOT_FINITE = re.compile(r"\b(nan|inf|not finite|non-finite)\b")
+FAILURES = ValueError, ArithmeticError, RuntimeError, AssertionError
+"""What models and distributions raise where they cannot be evaluated."""
+LARGE = 1e18
+"""A norm of the gradient from which on its square may overflow."""
 REMEMBER_EVERY = 100
 """Steps between copies of the parameters that are known to be good."""
 
@@ -74,6 +79,8 @@ class Training:
     """The parameters that the first step did not meet."""
     late: LateParameters | None = None
     """Parameters of a checkpoint that have not appeared since it was loaded."""
+    start: dict[str, Any] | None = None
+    """The state of the first step, for a divergence before a good checkpoint is written."""
     saved: int | None = None
     """The step of the last checkpoint."""
     is_saved_good: bool = True
@@ -93,7 +100,9 @@ class Training:
             between the two, when the state is known to have a finite loss and gradient.
         """
         args, kwargs = self.batches(self.step)
-        moment = snapshot.Moment.of(self) if save and self.file is not None else None
+        is_start = self.start is None and self.saved is None
+        is_kept = self.file is not None and (save or is_start)
+        moment = snapshot.Moment.of(self) if is_kept else None
         weight = self.weight(self.step)
         weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
         first = None if self._is_checked else FirstStep()
@@ -119,7 +128,9 @@ class Training:
             self._reject(e)
             return
         self._is_checked, self._rejected = True, 0
-        if moment is not None:
+        if moment is not None and is_start:
+            self.start = snapshot.state_of(self, moment)
+        if moment is not None and save:
             snapshot.save(self, moment)
         if save or self.step % REMEMBER_EVERY == 0:
             self._good = {k: p.detach().clone() for k, p in self.parameters.items()}
@@ -153,7 +164,7 @@ class Training:
             return float(self.elbo.loss_and_grads(self.model, self.guide, *args, **kwargs))
         except (torch.OutOfMemoryError, CheckpointError):
             raise
-        except (ValueError, ArithmeticError, RuntimeError) as e:
+        except FAILURES as e:
             missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
             if missing is not None:
                 raise ValueError(f"{missing}. The model fails: {e}") from e
@@ -161,7 +172,8 @@ class Training:
             if not is_loss and not self._is_due_to_parameters(e, args, kwargs):
                 raise
             zero_grads(self.parameters.values())
-            problem = str(e) if is_loss else f"the model could not be evaluated ({e})"
+            reason = str(e).split("\nTrace Shapes")[0]  # Pyro adds a table of all sites
+            problem = reason if is_loss else f"the model could not be evaluated ({reason})"
             raise self.diverged(problem) from e
 
     def _is_due_to_parameters(self, e: Exception, args: tuple, kwargs: dict) -> bool:
@@ -202,15 +214,13 @@ class Training:
     def _check(self, loss: float, params: dict[str, Tensor]) -> None:
         grads = {k: p.grad for k, p in params.items() if p.grad is not None}
         norm = gradient_norm(list(grads.values()))
-        if math.isfinite(loss) and math.isfinite(norm):
+        name, problem = (None, None) if norm < LARGE else spoilt_gradient(grads)
+        if math.isfinite(loss) and problem is None:
             self.norm = norm
             return
-        name = first_not_finite(grads)
-        problem = f"the loss became {loss}" if name is None or not math.isfinite(loss) else (
-            f"the gradient of {name} is not finite"
-        )  # fmt: skip
         zero_grads(params.values())
-        raise self.diverged(problem, name)
+        problem = problem if math.isfinite(loss) else f"the loss became {loss}"
+        raise self.diverged(str(problem), name)
 
     def check_end(self) -> None:
         """Refuse parameters that the last step has spoilt, and save good ones."""
@@ -226,7 +236,7 @@ class Training:
         """A loss that is not of a step; training has diverged where it cannot be evaluated."""
         try:
             loss = self._loss(args, kwargs, draws)
-        except (ValueError, ArithmeticError, RuntimeError) as e:
+        except FAILURES as e:
             if name_missing(args, kwargs) or not self._is_due_to_parameters(e, args, kwargs):
                 raise
             problem = f"{what} could not be evaluated after the update ({e})"
