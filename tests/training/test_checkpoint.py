@@ -272,7 +272,10 @@ def test_a_disk_that_is_full_leaves_the_file_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"a\.pt could not be written \(No space.*as it was"):
         save_checkpoint(path, {"x": 2}, "mine")
-    assert load_checkpoint(path, "mine") == {"x": 1} and sorted(os.listdir(tmp_path)) == [".a.pt.lock", "a.pt"]
+    assert load_checkpoint(path, "mine") == {"x": 1} and sorted(os.listdir(tmp_path)) == [
+        ".a.pt.lock",
+        "a.pt",
+    ]
 
 
 def test_local_parameters_cannot_be_saved(tmp_path):
