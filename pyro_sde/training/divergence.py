@@ -15,6 +15,7 @@ __all__ = [
     "first_not_finite",
     "gradient_norm",
     "most_changed",
+    "spoilt_gradient",
 ]
 
 
@@ -115,6 +116,21 @@ def gradient_norm(gradients: list[Tensor]) -> float:
 def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
     """The name of the first tensor that is not finite; None if all are."""
     return next((k for k, x in tensors.items() if not bool(x.isfinite().all())), None)
+
+
+def spoilt_gradient(gradients: dict[str, Tensor]) -> tuple[str, str] | tuple[None, None]:
+    """The name of the first gradient that must not reach an optimiser, and the reason.
+
+    Adam and its relatives average the square of the gradient. Where that overflows, their steps are
+    zero from then on.
+    """
+    name = first_not_finite(gradients)
+    if name is not None:
+        return name, f"the gradient of {name} is not finite"
+    name = first_not_finite({k: g.square() for k, g in gradients.items()})
+    if name is not None:
+        return name, f"the gradient of {name} is so large that its square overflows"
+    return None, None
 
 
 def most_changed(now: dict[str, Tensor], before: dict[str, Tensor]) -> str | None:

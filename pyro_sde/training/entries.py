@@ -37,6 +37,7 @@ FORM: dict[str, Any] = {
     "late": [str],
     "gradients": [str],
     "optimiser": {str: dict},
+    "lr": Maybe(float),
     "random": RANDOM,
     "random_of_other_ranks": [RANDOM],
     "history": {

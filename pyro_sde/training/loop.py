@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
-from ..infer import ElboTerms, anneal_kl, record_parts
+from ..infer import anneal_kl, record_parts
 from ..infer.finite import NonFiniteLoss
 from . import snapshot
 from . import state as states
@@ -34,6 +34,7 @@ from .divergence import (
     first_not_finite,
     gradient_norm,
     most_changed,
+    spoilt_gradient,
 )
 from .first_step import FirstStep
 from .generators import keep_all_random_states
@@ -45,6 +46,10 @@ from .shared_step import Evaluation
 __all__ = ["Training"]
 
 _NOT_FINITE = re.compile(r"\b(nan|inf|not finite|non-finite)\b")
+FAILURES = ValueError, ArithmeticError, RuntimeError, AssertionError
+"""What models and distributions raise where they cannot be evaluated."""
+LARGE = 1e18
+"""A norm of the gradient from which on its square may overflow."""
 REMEMBER_EVERY = 100
 """Steps between copies of the parameters that are known to be good."""
 
@@ -78,6 +83,8 @@ class Training:
     """The parameters that the first step did not meet."""
     late: LateParameters | None = None
     """Parameters of a checkpoint that have not appeared since it was loaded."""
+    start: dict[str, Any] | None = None
+    """The state of the first step, for a divergence before a good checkpoint is written."""
     saved: int | None = None
     """The step of the last checkpoint."""
     is_saved_good: bool = True
@@ -97,7 +104,9 @@ class Training:
             between the two, when the state is known to have a finite loss and gradient.
         """
         args, kwargs = self.batches(self.step)
-        moment = snapshot.Moment.of(self) if save and self.file is not None else None
+        is_start = self.start is None and self.saved is None
+        is_kept = self.file is not None and (save or is_start)
+        moment = snapshot.Moment.of(self) if is_kept else None
         weight = self.weight(self.step)
         first = None if self._is_checked else FirstStep()
 
@@ -118,21 +127,24 @@ class Training:
             return Evaluation(loss, parts, found)
 
         try:
-            loss, parts, found = self.ranks.average(self, evaluate)
-            self._meet(found)
-            self._check(loss, found)
+            found = self.ranks.average(self, evaluate)
+            self._meet(found.found)
+            self._check(found.loss, found.found)
         except NotFinite as e:
-            diverged = self.diverged(e.problem, e.parameter)
             if self._rejected >= self.max_rejected:
-                raise diverged from e.__cause__
-            self._reject(diverged)
+                raise self.diverged(e.problem, e.parameter) from e.__cause__
+            self._reject(e.problem)
             return
         self._is_checked, self._rejected = True, 0
         if moment is not None:
-            snapshot.save(self, moment, _terms(loss, parts, weight)[0])
+            elbo = found.terms(weight)[0]
+            if is_start:
+                self.start = snapshot.state_of(self, moment, elbo)
+            if save:
+                snapshot.save(self, moment, elbo)
         if save or self.step % REMEMBER_EVERY == 0:
             self._good = {k: p.detach().clone() for k, p in self.parameters.items()}
-        params = list(dict.fromkeys(found.values()))
+        params = list(dict.fromkeys(found.found.values()))
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(params, self.clip)
         self.optim(params)
@@ -140,7 +152,7 @@ class Training:
         zero_grads(params)
         self._step_schedule()
         self.step += 1
-        self._record(loss, parts, weight, lr)
+        self._record(found, weight, lr)
 
     def _meet(self, found: dict[str, Tensor]) -> None:
         if self.parameters:
@@ -162,7 +174,7 @@ class Training:
             return float(self.elbo.loss_and_grads(self.model, self.guide, *args, **kwargs))
         except (torch.OutOfMemoryError, CheckpointError):
             raise
-        except (ValueError, ArithmeticError, RuntimeError) as e:
+        except FAILURES as e:
             missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
             if missing is not None:
                 raise ValueError(f"{missing}. The model fails: {e}") from e
@@ -170,7 +182,8 @@ class Training:
             if not is_loss and not self._is_due_to_parameters(e, args, kwargs):
                 raise
             zero_grads(self.parameters.values())
-            problem = str(e) if is_loss else f"the model could not be evaluated ({e})"
+            reason = str(e).split("\nTrace Shapes")[0]  # Pyro adds a table of all sites
+            problem = reason if is_loss else f"the model could not be evaluated ({reason})"
             raise NotFinite(problem) from e
 
     def _is_due_to_parameters(self, e: Exception, args: tuple, kwargs: dict) -> bool:
@@ -211,15 +224,13 @@ class Training:
     def _check(self, loss: float, params: dict[str, Tensor]) -> None:
         grads = {k: p.grad for k, p in params.items() if p.grad is not None}
         norm = gradient_norm(list(grads.values()))
-        if math.isfinite(loss) and math.isfinite(norm):
+        name, problem = (None, None) if norm < LARGE else spoilt_gradient(grads)
+        if math.isfinite(loss) and problem is None:
             self.norm = norm
             return
-        name = first_not_finite(grads)
-        problem = f"the loss became {loss}" if name is None or not math.isfinite(loss) else (
-            f"the gradient of {name} is not finite"
-        )  # fmt: skip
         zero_grads(params.values())
-        raise NotFinite(problem, name)
+        problem = problem if math.isfinite(loss) else f"the loss became {loss}"
+        raise NotFinite(str(problem), name)
 
     def check_end(self) -> None:
         """Refuse parameters that the last step has spoilt, and save good ones."""
@@ -237,7 +248,7 @@ class Training:
         def evaluate() -> float:
             try:
                 return self._loss(args, kwargs, draws)
-            except (ValueError, ArithmeticError, RuntimeError) as e:
+            except FAILURES as e:
                 if name_missing(args, kwargs) or not self._is_due_to_parameters(e, args, kwargs):
                     raise
                 raise NotFinite(f"{what} could not be evaluated after the update ({e})") from e
@@ -285,10 +296,11 @@ class Training:
         )
         return Diverged(message, step, self.norm, parameter, good and good[0])
 
-    def _reject(self, e: Diverged) -> None:
+    def _reject(self, problem: str) -> None:
         """Count a step that changes nothing."""
         if self.history.rejected == 0 and self.ranks.rank == 0:
-            warnings.warn(f"step {self.step + 1} was rejected: {e}", RejectedWarning, stacklevel=5)
+            message = f"step {self.step + 1} was rejected: {problem}"
+            warnings.warn(message, RejectedWarning, stacklevel=5)
         self._rejected += 1
         self.history.rejected += 1
         self._step_schedule()
@@ -300,12 +312,12 @@ class Training:
             return getattr(optimiser, "optimizer", optimiser).param_groups[0]["lr"]
         return math.nan
 
-    def _record(self, loss: float, parts: ElboTerms, weight: float, lr: float) -> None:
-        elbo, kl, data = _terms(loss, parts, weight)
+    def _record(self, found: Evaluation, weight: float, lr: float) -> None:
+        elbo, kl, data = found.terms(weight)
         self.history.add(self.step, elbo, kl, data, lr)
-        if not self.has_warned and parts.paths and self.ranks.rank == 0:
+        if not self.has_warned and found.parts.paths and self.ranks.rank == 0:
             self.best_data = max(self.best_data, data)
-            message = explosion(parts, weight, self.best_data)
+            message = explosion(found.parts, weight, self.best_data)
             if message is not None:
                 self.has_warned = True
                 warnings.warn(f"step {self.step}: {message}", ExplosionWarning, stacklevel=4)
@@ -334,14 +346,3 @@ class Training:
             buffers = states.buffers_of(model=self.model, guide=self.guide)
             states.copy_into(self.parameters, self.best["parameters"])
             states.copy_into(buffers, self.best["buffers"])
-
-
-def _terms(
-    loss: float, parts: ElboTerms, weight: float
-) -> tuple[float, dict[str, float] | None, float]:
-    """The ELBO with a KL of weight 1, its KL by site, and its log likelihood."""
-    if not (parts.kl or parts.log_likelihood):
-        return -loss, None, math.nan
-    kl = {site: value / weight for site, value in parts.kl.items()}
-    data = sum(parts.log_likelihood.values(), 0.0)
-    return -loss if weight == 1.0 else data - sum(kl.values()), kl, data

@@ -14,13 +14,12 @@ UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class SaveTimes:
-    """Before the first step, so that a training that diverges has a state to go back to; then every
-    so many steps, or after so much time.
+    """Every so many steps, or after so much time.
 
     Example::
 
         >>> [step for step in range(7) if SaveTimes(3).is_due(step)]
-        [0, 3, 6]
+        [3, 6]
         >>> SaveTimes("0 s").is_due(2)
         Traceback (most recent call last):
         ...
@@ -57,12 +56,10 @@ class SaveTimes:
         :param step: The number of steps.
         :returns: True if it is time; the time then begins anew.
         """
-        if step == 0:
-            return True
         if self.steps is not None:
-            return step % self.steps == 0
+            return step > 0 and step % self.steps == 0
         now = time.monotonic()
-        if now - self._last < self.seconds:
+        if step == 0 or now - self._last < self.seconds:
             return False
         self._last = now
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -20,6 +21,17 @@ class Evaluation(NamedTuple):
     parts: ElboTerms
     found: dict[str, Tensor]
     """The unconstrained parameters."""
+
+    def terms(self, weight: float) -> tuple[float, dict[str, float] | None, float]:
+        """The ELBO with a KL of weight 1, its KL by site, and its log likelihood.
+
+        :param weight: The weight that the KL had.
+        """
+        if not (self.parts.kl or self.parts.log_likelihood):
+            return -self.loss, None, math.nan
+        kl = {site: value / weight for site, value in self.parts.kl.items()}
+        data = sum(self.parts.log_likelihood.values(), 0.0)
+        return -self.loss if weight == 1.0 else data - sum(kl.values()), kl, data
 
 
 class Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from .history import History
 from .late_parameters import LateParameters
 from .optimiser_form import check_optimiser
 
-__all__ = ["KIND", "Moment", "build", "good_checkpoint", "restore", "save"]
+__all__ = ["KIND", "Moment", "build", "good_checkpoint", "restore", "save", "state_of"]
 
 KIND = "pyro_sde.fit"
 
@@ -69,38 +70,52 @@ def save(training: Any, moment: Moment, elbo: float) -> None:
     """
     if training.file is None or training.saved == training.step:
         return
-    parameters = training.tensors()["parameters"]
-    parameters = {k: x for k, x in parameters.items() if k in moment.parameters}
+    state = state_of(training, moment, elbo)
+    for name, x in state["parameters"].items():
+        parts = states.tensors_in(state["optimiser"][name], "the optimiser's state")
+        where = first_not_finite({"it": x, **dict(parts)})
+        if where is not None:
+            problem = name if where == "it" else f"{where} of {name}"
+            raise training.diverged(f"{problem} is not finite, and no checkpoint was written", name)
+    # A generation that is worse than the start of the training must not displace a good one.
+    if training.ranks.rank == 0:
+        training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
+    training.saved, training.is_saved_good = training.step, state["is_good"]
+
+
+def state_of(training: Any, moment: Moment, elbo: float) -> dict[str, Any]:
+    """What a checkpoint holds.
+
+    :param training: The training, after an evaluation that has found its parameters good.
+    :param moment: What that evaluation has changed since.
+    :param elbo: The ELBO that it has found.
+    """
+    now = training.tensors()
+    parameters, buffers = now["parameters"], now["buffers"] | moment.buffers
+    if moment.parameters:  # the first evaluation of all makes the initial ones
+        parameters = {k: x for k, x in parameters.items() if k in moment.parameters}
+        buffers = moment.buffers
     optimiser: dict[str, Any] = {k: {} for k in parameters} | training.optim.get_state()
     if training.late is not None:
         parameters |= training.late.values
         optimiser |= training.optim._state_waiting_to_be_consumed
-    spoilt = first_not_finite(parameters) or first_not_finite(
-        dict(states.tensors_in(optimiser, "the state of the optimiser"))
-    )
-    if spoilt is not None:
-        raise training.diverged(f"{spoilt} is not finite, and no checkpoint was written", spoilt)
     random, *others = training.ranks.gather(moment.random)
-    is_good = not _is_worse_than_start([*training.history.elbo, elbo])
-    state = {
+    return {
         "step": training.step,
         "parameters": parameters,
-        "buffers": moment.buffers,
+        "buffers": buffers,
         "late": sorted(training.late_names & parameters.keys()),
         "gradients": [k for k in moment.gradients if optimiser.get(k)],
         "optimiser": optimiser,
+        "lr": states.base_rate(training.optim),
         "random": random,
         "random_of_other_ranks": others,
         "history": training.history.state(),
         "best": training.best,
         "settings": settings_of(training),
         "data": training.data,
-        "is_good": is_good,
+        "is_good": not _is_worse_than_start([*training.history.elbo, elbo]),
     }
-    # A generation that is worse than the start of the training must not displace a good one.
-    if training.ranks.rank == 0:
-        training.file.write(encode_checkpoint(state, KIND), rotate=training.is_saved_good)
-    training.saved, training.is_saved_good = training.step, is_good
 
 
 def _is_worse_than_start(elbo: list[float]) -> bool:
@@ -111,19 +126,26 @@ def _is_worse_than_start(elbo: list[float]) -> bool:
 
 def good_checkpoint(training: Any) -> tuple[Path, int] | None:
     """The last checkpoint that is not worse than the start of the training, and its step; None if
-    there is none. If it is the previous generation, that takes the place of the last one."""
+    there is none. If that is the previous generation, or the start, it takes the place of the last
+    one."""
     file = training.file
-    if file is None or training.saved is None:
+    if file is None:
         return None
-    if not training.is_saved_good:
-        try:
+    if training.saved is None or not training.is_saved_good:
+        state = None
+        with suppress(CheckpointError, OSError):
             state = load_checkpoint(file.generation(1), KIND)
             check_entries(file.generation(1), state)
-        except (CheckpointError, OSError):
+        try:
+            if state and state["settings"] == settings_of(training) and state["is_good"]:
+                file.go_back()
+            elif training.start is not None:
+                state = training.start
+                file.write(encode_checkpoint(state, KIND), rotate=False)
+            else:
+                return None
+        except OSError:  # the training has failed, and that is the error
             return None
-        if state["settings"] != settings_of(training) or not state["is_good"]:
-            return None
-        file.go_back()
         training.saved, training.is_saved_good = state["step"], True
     return file.given, training.saved
 
@@ -256,7 +278,9 @@ class _Restoring:
         training = self.training
         restored = self.state["optimiser"]
         check_optimiser(self.path, training.optim, self.state)
-        states.restore_optimiser(training.optim, restored, training.lr, training.schedule)
+        states.restore_optimiser(
+            training.optim, restored, self.state["lr"], training.lr, training.schedule
+        )
         for name, p in found.items():
             states.make_optimiser(training.optim, name, p)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from .checkpoint import CheckpointError
 
 __all__ = [
+    "base_rate",
     "buffers_of",
     "check_same",
     "copy_into",
@@ -126,19 +128,38 @@ def needs_metric(optim: PyroOptim) -> bool:
     return isinstance(made, type) and issubclass(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
+def base_rate(optim: PyroOptim) -> float | None:
+    """The learning rate that an optimiser was made with; None if it is not one number."""
+    options = optim.pt_optim_args
+    rate = options.get("lr") if isinstance(options, dict) else None
+    return float(rate) if isinstance(rate, Real) else None
+
+
 def restore_optimiser(
-    optim: PyroOptim, state: dict[str, Any], lr: float | None, schedule: Callable[[int], float]
+    optim: PyroOptim,
+    state: dict[str, Any],
+    rate: float | None,
+    lr: float | None,
+    schedule: Callable[[int], float],
 ) -> None:
     """Give an optimiser the state of a checkpoint.
 
+    :param rate: The learning rate that the optimiser of the checkpoint was made with.
     :param lr: The learning rate from now on, to be multiplied by the schedule; None leaves both
         to the optimiser.
     """
-    if lr is not None:
-        for entry in filter(None, state.values()):
-            rates, (group,) = entry["scheduler"], entry["optimizer"]["param_groups"]
-            group["initial_lr"], group["lr"] = lr, lr * schedule(rates["last_epoch"])
-            rates["base_lrs"], rates["_last_lr"] = [lr], [group["lr"]]
+    now = base_rate(optim)
+    factor = now / rate if now and rate else 1.0
+    for entry in filter(None, state.values()):
+        rates = entry.get("scheduler", {})
+        groups = entry.get("optimizer", entry)["param_groups"]
+        if lr is not None:
+            groups[0]["initial_lr"], groups[0]["lr"] = lr, lr * schedule(rates["last_epoch"])
+            rates["base_lrs"], rates["_last_lr"] = [lr], [groups[0]["lr"]]
+        elif factor != 1.0:
+            for x in (*groups, rates):
+                for key in x.keys() & {"lr", "initial_lr", "base_lrs", "_last_lr"}:
+                    x[key] = [factor * r for r in x[key]] if x is rates else factor * x[key]
     optim.optim_objs.clear()
     optim.grad_clip.clear()
     # Pyro gives each parameter's optimiser its state when it makes that optimiser.

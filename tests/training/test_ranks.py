@@ -93,13 +93,12 @@ def test_buffers_are_those_of_rank_0(found):
 def test_a_resumed_run_is_one_that_was_not_interrupted(found, kind, folder):
     a, b = found[f"resumed, {kind}"]
     for r in (a, b):
-        for run in ("again", "anew"):  # from step 4, and from step 0
-            assert_equal_results(r["whole"], r[run])
-            assert torch.equal(r["whole"]["random"], r[run]["random"])
+        assert_equal_results(r["whole"], r["again"])
+        assert torch.equal(r["whole"]["random"], r["again"]["random"])
     assert not torch.equal(a["again"]["random"], b["again"]["random"])
     assert_equal_results(a["again"], b["again"])
-    assert len(a["writes"]) == 8 and not b["writes"]
-    shutil.copy(folder / f"{kind} b.pt", path := folder / f"{kind} d.pt")
+    assert len(a["writes"]) == 6 and not b["writes"]
+    shutil.copy(folder / f"{kind} b.pt", path := folder / f"{kind} c.pt")
     model, guide, elbo = make(kind)
     options = {"steps": 8, "elbo": elbo, "checkpoint": path, "resume": True} | OPTIONS
     with pytest.raises(CheckpointError, match=r"'processes': \(2, 1\)"):
