@@ -85,6 +85,7 @@ def evaluations(method: str, steps: int) -> int:
 
     Example::
 
+        >>> from pyro_sde.solvers import METHODS, evaluations
         >>> {method: evaluations(method, 20) for method in METHODS}
         {'euler': 20, 'heun': 40, 'midpoint': 40, 'rk4': 80, 'reversible_heun': 21}
 

@@ -34,6 +34,8 @@ class CheckpointError(RuntimeError):
     Example::
 
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pyro_sde.training import CheckpointError, load_checkpoint
         >>> path = Path(tempfile.mkdtemp()) / "run.pt"
         >>> size = path.write_bytes(b"something else")
         >>> try:
@@ -52,7 +54,9 @@ def save_checkpoint(
 
     Example::
 
-        >>> import tempfile
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from pyro_sde.training import load_checkpoint, save_checkpoint
         >>> path = Path(tempfile.mkdtemp()) / "run.pt"
         >>> save_checkpoint(path, {"step": 3, "w": torch.ones(2)}, kind="mine")
         >>> load_checkpoint(path, kind="mine")
@@ -93,6 +97,8 @@ def load_checkpoint(path: str | os.PathLike, kind: str) -> dict[str, Any]:
     Example::
 
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from pyro_sde.training import load_checkpoint, save_checkpoint
         >>> path = Path(tempfile.mkdtemp()) / "run.pt"
         >>> save_checkpoint(path, {"step": 3}, kind="mine")
         >>> load_checkpoint(path, kind="mine")["step"]

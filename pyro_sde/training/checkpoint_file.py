@@ -23,12 +23,21 @@ class CheckpointInUse(RuntimeError):
     Example::
 
         >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "run.pt"
-        >>> with CheckpointFile(path):
-        ...     try:
-        ...         CheckpointFile(path).__enter__()
-        ...     except CheckpointInUse as e:
-        ...         print("in use by process" in str(e))
+        >>> from pathlib import Path
+        >>> import pyro, torch
+        >>> from pyro_sde import fit
+        >>> from pyro_sde.training import CheckpointInUse
+        >>> path, refused = Path(tempfile.mkdtemp()) / "run.pt", []
+        >>> def model():
+        ...     pyro.factor("f", -pyro.param("a", torch.tensor(1.0)).square())
+        ...     if not refused:  # a second training while this one runs
+        ...         refused.append(True)
+        ...         try:
+        ...             fit(model, lambda: None, checkpoint=path)
+        ...         except CheckpointInUse as e:
+        ...             print("in use by process" in str(e))
+        >>> pyro.clear_param_store()
+        >>> history = fit(model, lambda: None, steps=1, checkpoint=path, progress=False)
         True
     """
 
