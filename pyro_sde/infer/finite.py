@@ -8,6 +8,8 @@ from typing import Any
 from pyro.poutine import Trace
 from torch import Tensor
 
+from .._observed import place_of
+
 __all__ = ["NonFiniteLoss", "check_finite"]
 
 
@@ -52,6 +54,11 @@ def _reason(model: Trace, guide: Trace) -> str:
             value = site["value"]
             if isinstance(value, Tensor) and value.is_floating_point():
                 bad = ~value.detach().isfinite()
+                if bool(bad.any()) and site["is_observed"] and _is_bad(site.get("log_prob")):
+                    return (
+                        f"site {name!r} is observed at {float(value[bad][0])}, "
+                        f"{place_of(site, bad)}, so the data are wrong or have gaps"
+                    )
                 if bool(bad.any()) and not site["is_observed"]:
                     return f"site {name!r} of the {role} is {_first(value, bad)}{_time(site, bad)}"
             density = site.get("log_prob")
@@ -62,6 +69,10 @@ def _reason(model: Trace, guide: Trace) -> str:
                         f"the log density of site {name!r} is {_first(density, bad)} in the {role}"
                     )
     return "the sum of the log densities of all sites overflows"
+
+
+def _is_bad(x: Any) -> bool:
+    return isinstance(x, Tensor) and not bool(x.detach().isfinite().all())
 
 
 def _first(x: Tensor, bad: Tensor) -> str:

@@ -18,13 +18,15 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 
+from .._arrays import as_arguments
 from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
+from ..guides.amortisation import times_of
 from ..infer import ElboTerms, anneal_kl, record_parts
 from ..infer.finite import NonFiniteLoss
 from . import snapshot
 from . import state as states
-from .batches import Batches, as_arguments, name_missing
+from .batches import Batches, name_missing
 from .checkpoint import CheckpointError
 from .checkpoint_file import CheckpointFile
 from .divergence import (
@@ -95,7 +97,9 @@ class Training:
         moment = snapshot.Moment.of(self) if save and self.file is not None else None
         weight = self.weight(self.step)
         weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
-        first = None if self._is_checked else FirstStep()
+        first = None
+        if not self._is_checked:
+            first = FirstStep(times_of(self.model, args, kwargs))
         watching = poutine.trace(param_only=True)
         handlers = weighing, first or nullcontext(), self.late or nullcontext()
         try:
@@ -153,7 +157,9 @@ class Training:
         except (torch.OutOfMemoryError, CheckpointError):
             raise
         except (ValueError, ArithmeticError, RuntimeError) as e:
-            missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
+            missing = self.batches.name_bad_rows(self.step) if "is observed at" in str(e) else None
+            if missing is None and _NOT_FINITE.search(str(e)):
+                missing = self.batches.name_missing(args, kwargs)
             if missing is not None:
                 raise ValueError(f"{missing}. The model fails: {e}") from e
             is_loss = isinstance(e, NonFiniteLoss)
@@ -250,7 +256,8 @@ class Training:
             kept = f"The last checkpoint, after step {good[1]}, is {good[0]}"
         elif self.file is not None and self.saved is not None:
             kept = f"The only checkpoint, {self.file.given}, is of a training that was failing"
-        missing = name_missing(*self.batches(self.step))
+        missing = self.batches.name_missing(*self.batches(self.step))
+        missing = missing or self.batches.name_bad_rows(self.step)
         if missing is not None:
             problem = f"{missing}; {problem}"
         if parameter is not None and parameter not in problem:
