@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ._arrays import as_arguments, as_mask, as_numbers, in_dtype
 from ._checks import check_whole
+from ._threads import one_thread
 from .distributions.wrapping import unwrap
 from .guides import AutoSDE
 from .guides.amortisation import arguments_of
@@ -69,6 +70,7 @@ class Forecast:
         return interval(self.samples, level)
 
 
+@one_thread("forecast")
 @torch.no_grad()
 def forecast(
     model: Callable,

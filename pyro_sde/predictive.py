@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ._buffers import keep_buffers
 from ._checks import check_whole
+from ._threads import one_thread
 
 __all__ = ["Predictive"]
 
@@ -70,6 +71,7 @@ class Predictive(pyro.infer.Predictive):
         samples = None if posterior_samples is None else dict(posterior_samples)
         super().__init__(model, samples, guide, num_samples, return_sites, parallel)
 
+    @one_thread("Predictive")
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw.
 

@@ -61,8 +61,9 @@ class EncoderMixin:
         """Inside, the posterior is that given these observations (times, values, mask), whatever
         the guide is called with, and after the last of them the prior takes over. Without
         gradients an encoder reads them once."""
+        before = self._given, self._given_encoding
         self._given, self._given_encoding = as_observations(*observations), EncodingCache()
         try:
             yield
         finally:
-            self._given = None
+            self._given, self._given_encoding = before

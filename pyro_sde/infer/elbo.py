@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .._observed import naming_empty
 from .._sharing import shared_parameters_only
+from .._threads import one_thread
 from ..distributions.guard import restore_path_log_prob, skip_path_log_prob
 from ..distributions.wrapping import unwrap
 from ..simulation.tolerance import current_tolerance
@@ -80,6 +81,7 @@ class _PathELBO:
             parts.add(model_trace, guide_trace, elbo.num_particles, number, analytic)
             yield model_trace, guide_trace
 
+    @one_thread("an ELBO", with_handlers=True)
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:

@@ -15,6 +15,7 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from tqdm.auto import tqdm
 
+from .._threads import one_thread
 from ..infer import TraceSDE_ELBO
 from . import snapshot
 from .arguments import check_numbers, check_objects, weight_of
@@ -35,6 +36,7 @@ __all__ = ["fit"]
 STEPS = 1500
 
 
+@one_thread("fit")
 def fit(
     model: Callable,
     guide: Callable,
