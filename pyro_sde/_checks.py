@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 __all__ = [
     "DIAGONAL",
-    "as_tensor",
     "broadcast_shapes",
     "broadcasts_to",
     "check_memory",
     "check_shape",
+    "check_whole",
     "pad_after_time",
 ]
-
-
-def as_tensor(x: Any) -> Any:
-    """A NumPy array as a tensor, with floating point numbers in torch's default dtype, which is
-    that of networks. Anything else is returned as it is."""
-    if not isinstance(x, np.ndarray):
-        return x
-    x = torch.as_tensor(x)
-    return x.to(torch.get_default_dtype()) if x.is_floating_point() else x
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
@@ -99,3 +90,13 @@ def check_memory(memory: str, *allowed: str) -> str:
     if memory not in allowed:
         raise ValueError(f"memory must be one of {', '.join(allowed)}: found {memory!r}")
     return memory
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Refuse what is not a whole number of at least ``least``."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_integer and value >= least:
+        return
+    is_whole = isinstance(value, float) and value.is_integer() and value >= least
+    remedy = f"; write {int(value)}" if is_whole else ""
+    raise ValueError(f"{name} must be a whole number of at least {least}: found {value!r}{remedy}")

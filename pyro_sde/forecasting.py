@@ -11,6 +11,9 @@ import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from ._arrays import as_arguments, as_mask, as_numbers, in_dtype
+from ._checks import check_whole
+from ._threads import one_thread
 from .distributions.wrapping import unwrap
 from .guides import AutoSDE
 from .guides.amortisation import arguments_of
@@ -67,6 +70,7 @@ class Forecast:
         return interval(self.samples, level)
 
 
+@one_thread("forecast")
 @torch.no_grad()
 def forecast(
     model: Callable,
@@ -119,7 +123,8 @@ def forecast(
     """
     if not isinstance(guide, AutoSDE):
         raise TypeError(f"guide must be an AutoSDE, found {type(guide).__name__}")
-    args, kwargs = ((), dict(data)) if isinstance(data, Mapping) else (tuple(data), {})
+    check_whole("num_samples", num_samples, 1)
+    args, kwargs = as_arguments(dict(data) if isinstance(data, Mapping) else tuple(data))
     named = arguments_of(model, args, kwargs)
     if named.get("times") is None or named.get("values") is None:
         raise ValueError(
@@ -127,19 +132,21 @@ def forecast(
             f"found {[name for name, v in named.items() if v is not None]}"
         )
     guide.setup(*args, **kwargs)
-    old, values = torch.as_tensor(named["times"]), torch.as_tensor(named["values"])
+    old, values = as_numbers(named["times"], "times"), as_numbers(named["values"], "values")
     if guide.encoder is None:
         given = as_observations(old, values, named.get("mask"))
     else:
         given = guide._read(args, kwargs).clean()  # the guide may have a view of its own
-    times = torch.as_tensor(times, dtype=old.dtype, device=old.device)
+    times = in_dtype(as_numbers(times, "times"), old.dtype, "times").to(old.device)
+    if not times.numel() or not times.dim():
+        raise ValueError(f"times must have shape (m,) or (series, m): found {tuple(times.shape)}")
     if not bool(torch.isfinite(times).all()):
         raise ValueError("times must be finite: drop the missing ones")
     times = times.expand(*old.shape[:-1], times.shape[-1])
     m = times.shape[-1]
     named.update(times=torch.cat([old, times], -1), values=None, **changes)
     if named.get("mask") is not None:
-        mask = torch.as_tensor(named["mask"])
+        mask = as_mask(named["mask"], zeros_and_ones=True)
         mask = mask if mask.dim() == values.dim() else mask.unsqueeze(-1)
         mask = mask.expand_as(values)  # as a model finds it after fill_missing(values, mask)
         shape = (*old.shape[:-1], m, *values.shape[old.dim() :])

@@ -16,6 +16,8 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from ._buffers import keep_buffers
+from ._checks import check_whole
+from ._threads import one_thread
 
 __all__ = ["Predictive"]
 
@@ -64,9 +66,12 @@ class Predictive(pyro.infer.Predictive):
         return_sites: Any = (),
         parallel: bool | None = None,
     ) -> None:
+        if num_samples is not None:
+            check_whole("num_samples", num_samples, 1)
         samples = None if posterior_samples is None else dict(posterior_samples)
         super().__init__(model, samples, guide, num_samples, return_sites, parallel)
 
+    @one_thread("Predictive")
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Draw.
 

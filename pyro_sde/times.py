@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from pyro.poutine.runtime import get_plates
 from torch import Tensor
 
-__all__ = ["contains", "merged_grid", "select", "time_grid", "tolerance_of"]
+from ._arrays import as_numbers
+
+__all__ = ["check_resolution", "contains", "merged_grid", "select", "time_grid", "tolerance_of"]
 
 PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
 """The plates that Pyro itself puts around a model."""
@@ -51,21 +54,22 @@ def time_grid(
     :param include: Times that the grid must contain, in any order, repeated or not.
     :returns: The grid, of shape ``(T,)``, in the dtype of ``include``.
     """
-    start, end, dt = float(start), float(end), float(dt)
+    start, end, dt = _real("start", start), _real("end", end), _real("dt", dt)
+    wanted = as_numbers([] if include is None else include, "include").flatten()
+    if not wanted.is_floating_point() or not wanted.numel():
+        wanted = wanted.to(torch.get_default_dtype())
+    dtype = wanted.dtype
+    if math.isfinite(dt) and dt > 0 and start <= end < math.inf:
+        _check_resolution(start, end, dt if start == end else min(dt, end - start), dtype)
     if not (math.isfinite(start) and math.isfinite(end) and start < end):
         raise ValueError(f"start must be below end, both finite: found {start:g} and {end:g}")
     if not (math.isfinite(dt) and dt > 0):
         raise ValueError(f"dt must be positive: found {dt:g}")
-    wanted = torch.as_tensor([] if include is None else include).flatten()
-    if not wanted.is_floating_point() or not wanted.numel():
-        wanted = wanted.to(torch.get_default_dtype())
-    dtype = wanted.dtype
     if not bool(torch.isfinite(wanted).all()):
         raise ValueError("include must be finite: drop the missing observation times first")
     tol = tolerance_of(torch.tensor([start, end], dtype=dtype))
     # An end that was rounded up must not add a step, which would move all points off include.
     steps = max(1, math.ceil((end - start - tol) / dt))
-    _check_resolution(start, end, min(dt, end - start), dtype)
     grid = torch.linspace(start, end, steps + 1, dtype=torch.float64, device=wanted.device)
     outside = wanted[(wanted < start - tol) | (wanted > end + tol)]
     if outside.numel():
@@ -77,6 +81,18 @@ def time_grid(
     return row[torch.isfinite(row)]
 
 
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a number: found {value!r}")
+    try:
+        return float(value)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"{name} must be a number: found {value!r}; from dates subtract the first, and divide "
+            "by a unit"
+        ) from e
+
+
 def _check_resolution(start: float, end: float, step: float, dtype: torch.dtype) -> None:
     unit = torch.finfo(dtype).eps * max(abs(start), abs(end))
     if step < 16 * unit:
@@ -84,6 +100,42 @@ def _check_resolution(start: float, end: float, step: float, dtype: torch.dtype)
             f"{dtype} cannot hold a grid from {start:.10g} to {end:.10g} with steps of {step:g}: "
             f"its numbers there are up to {unit:.2g} apart. Subtract the first time from all times "
             "(start, end and include), or pass include as a float64 tensor"
+        )
+
+
+def check_resolution(times: Tensor, name: str, rows: Tensor | None = None) -> None:
+    """Refuse increasing times that are hardly apart in their dtype, so that rounding has moved them
+    by a tenth of their mean distance or more.
+
+    Example::
+
+        >>> import torch
+        >>> check_resolution(torch.tensor([0.0, 60.0, 120.0]), "times")
+        >>> try:
+        ...     check_resolution(torch.tensor([1.7e9, 1.7e9 + 128.0, 1.7e9 + 256.0]), "times")
+        ... except ValueError as e:
+        ...     print(str(e).split(":")[0])
+        times are 128 apart on average, and torch.float32 rounds them by up to 1e+02
+
+    :param times: Times of shape ``(..., T)``.
+    :param name: What to call them in errors.
+    :param rows: True where a time counts, of the shape of ``times``.
+    """
+    if rows is None:
+        steps: Any = times.shape[-1] - 1
+        first, last = times[..., 0], times[..., -1]
+    else:
+        first = times.masked_fill(~rows, torch.inf).amin(-1)
+        last = times.masked_fill(~rows, -torch.inf).amax(-1)
+        steps = (rows.sum(-1) - 1).clamp(min=1)
+    distance = (last - first) / steps
+    error = 0.5 * torch.finfo(times.dtype).eps * torch.maximum(first.abs(), last.abs())
+    bad = (distance > 0) & (distance <= 10 * error)
+    if bool(bad.any()):
+        raise ValueError(
+            f"{name} are {distance[bad][0].item():.3g} apart on average, and {times.dtype} rounds "
+            f"them by up to {error[bad][0].item():.1g}: subtract the first time while they are "
+            "integers or float64, or keep them in float64"
         )
 
 
@@ -146,8 +198,10 @@ def select(path: Tensor, times: Tensor, at: Tensor, *, plate_dim: int | None = N
         outside of it where the times are not its elements.
     :returns: Values of shape ``(..., n, D)``.
     """
-    times = torch.as_tensor(times)
-    at = torch.as_tensor(at, dtype=times.dtype, device=times.device)
+    times = as_numbers(times, "times")
+    if not times.is_floating_point():
+        times = times.to(torch.get_default_dtype())
+    at = as_numbers(at, "at").to(times)
     if path.shape[-2] != times.shape[-1]:
         raise ValueError(
             f"path has {path.shape[-2]} states, times {times.shape[-1]}: pass the grid that the "

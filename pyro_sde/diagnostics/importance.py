@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._buffers import keep_buffers
+from .._threads import one_thread
 from .importance_check import ERRORS, MIN_EFFECTIVE, Estimate, ImportanceCheck, SiteCheck
 from .reweighting import smooth_weights, tail_error
 from .weighted_draws import Problem, draw_guide, draw_prior
@@ -29,6 +30,7 @@ UNLIKELY = 10.0
 exp(-c), however few of its draws have weight."""
 
 
+@one_thread("importance")
 def importance(
     model: Callable,
     guide: Callable,

@@ -60,7 +60,7 @@ class _DrawObserved(Messenger):
                 f"site {name!r} is a factor (pyro.factor), and data cannot be drawn from a density "
                 "that is not normalised. Write it as a pyro.sample statement"
             )
-        check_observed(name, fn, msg["value"])
+        check_observed(msg)
         self.given[name] = msg["value"]
         msg["value"], msg["is_observed"] = None, False
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ExpTransform
 
+from .._arrays import as_numbers
 from ..simulation.base import LinearSteps
 from ..times import select
 from .parameters import as_parameters, validates, with_time
@@ -117,7 +118,7 @@ class GeometricBrownianMotion(TransformedDistribution):
         if isinstance(initial, Distribution):
             start: Any = _log(initial)
         else:
-            start = torch.as_tensor(initial, dtype=scale.dtype)
+            start = as_numbers(initial, "initial").to(scale.dtype)
             if validates(validate_args) and not bool((start > 0).all()):
                 raise ValueError(f"initial must be positive: found {float(start.min()):g}")
             start = start.log()

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._arrays import as_numbers, in_dtype
 from .._checks import broadcast_shapes
+from ..times import check_resolution
 
 __all__ = [
     "as_parameters",
@@ -40,7 +42,7 @@ def as_parameters(
     :returns: The parameters as tensors of one dtype, not expanded, and the shape that they
         broadcast to.
     """
-    tensors = {k: torch.as_tensor(v) for k, v in values.items()}
+    tensors = {k: as_numbers(v, k) for k, v in values.items()}
     given = [v.dtype for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = reduce(torch.promote_types, given) if given else torch.get_default_dtype()
     try:
@@ -91,11 +93,11 @@ _checked = WeakIdKeyDictionary()
 
 
 def check_times(times: Tensor) -> Tensor:
-    times = torch.as_tensor(times)
+    times = as_numbers(times, "times")
     if _checked.get(times) == times._version:
         return times
     if not times.is_floating_point():
-        times = times.to(torch.get_default_dtype())
+        times = in_dtype(times, torch.get_default_dtype(), "times")
     if times.dim() == 0 or times.shape[-1] < 2:
         raise ValueError(
             f"times needs at least two points, a start and an end: found shape "
@@ -112,13 +114,14 @@ def check_times(times: Tensor) -> Tensor:
             f"times must increase strictly: times[{at}{i + 1}]={row[i + 1].item():g} follows "
             f"times[{at}{i}]={row[i].item():g}; sort them, or build them with time_grid()"
         )
+    check_resolution(times, "times")
     _checked[times] = times._version
     return times
 
 
 def initial_shape(initial: Tensor | float | Distribution) -> tuple[int, ...]:
     if not isinstance(initial, Distribution):
-        return tuple(torch.as_tensor(initial).shape) or (1,)
+        return tuple(as_numbers(initial, "initial").shape) or (1,)
     if not initial.has_rsample:
         raise ValueError(
             f"initial must be a distribution that can be reparametrised: found {initial}, which "
@@ -139,7 +142,7 @@ def expand_initial(
     initial: Tensor | float | Distribution, shape: tuple[int, ...]
 ) -> Tensor | Distribution:
     if not isinstance(initial, Distribution):
-        value = torch.as_tensor(initial)
+        value = as_numbers(initial, "initial")
         if not value.is_floating_point():
             value = value.to(torch.get_default_dtype())
         return value.expand(broadcast_shapes(value.shape, shape[-1:]))

@@ -12,7 +12,8 @@ from pyro.distributions import TransformedDistribution
 from torch import Tensor, nn
 from torch.distributions import Distribution, Transform, constraints
 
-from .._checks import as_tensor, broadcasts_to
+from .._arrays import as_tensor
+from .._checks import broadcasts_to
 from ..times import select
 
 __all__ = ["DropState", "ScalarPath", "scalar_process"]
@@ -164,7 +165,7 @@ def scalar_process(make: Callable[..., Any], args: tuple, kwargs: dict) -> Scala
 
 def _with_state(name: str, value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
-        value = as_tensor(np.asarray(value))
+        value = as_tensor(np.ma.asarray(value), name)
     if isinstance(value, Tensor):
         return value.unsqueeze(-1) if value.dim() else value
     if isinstance(value, ScalarPath):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from .._checks import DIAGONAL, as_tensor, check_shape
+from .._arrays import as_tensor
+from .._checks import DIAGONAL, check_shape
 from ..simulation.base import GridNetwork, LinearSteps
 from .parameters import as_parameters, validates
 from .path import PathDistribution
@@ -70,7 +71,7 @@ class SDEPath(PathDistribution):
     ) -> None:
         shape: tuple[int, ...] = ()
         if isinstance(diffusion, (int, float, Tensor, np.ndarray, np.generic)):
-            constant: Any = as_tensor(diffusion)
+            constant: Any = as_tensor(diffusion, "diffusion")
             if validates(validate_args) and _looks_like_a_matrix(constant):
                 raise ValueError(
                     f"diffusion is a matrix of shape {tuple(constant.shape)}. {DIAGONAL}"

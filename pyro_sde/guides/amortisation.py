@@ -23,6 +23,7 @@ __all__ = [
     "end_of_data",
     "read",
     "rows_of_batch",
+    "times_of",
 ]
 
 
@@ -36,6 +37,14 @@ def arguments_of(model: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
         kind = bound.signature.parameters[name].kind
         named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
     return named
+
+
+def times_of(model: Callable, args: tuple, kwargs: dict) -> Any:
+    """The argument ``times`` of a call of the model; None if there is none."""
+    try:
+        return arguments_of(model, args, kwargs).get("times")
+    except (TypeError, ValueError):
+        return None  # a call that fails will say so itself
 
 
 def default_observations(model: Callable) -> Callable[..., tuple]:

@@ -64,8 +64,9 @@ class EncoderMixin:
 
         :param observations: Times, values and a mask, as those that the encoder reads.
         """
+        before = self._given, self._given_encoding
         self._given, self._given_encoding = as_observations(*observations), EncodingCache()
         try:
             yield
         finally:
-            self._given = None
+            self._given, self._given_encoding = before

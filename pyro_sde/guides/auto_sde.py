@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .._checks import broadcast_shapes
 from .._sharing import check_shared
+from .._threads import one_thread
 from ..distributions.wrapping import WrappedPath, unwrap
 from .amortisation import EncodingCache, end_of_data
 from .amortisation_mixin import EncoderMixin
@@ -171,10 +172,10 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self.trace, self._other_trace = Trace(), None
-        self._encoding = self._given = self._example = None
-        self._given_encoding = EncodingCache()
+        self.trace, self._given_encoding = Trace(), EncodingCache()
+        self._other_trace = self._encoding = self._given = self._example = None
 
+    @one_thread("AutoSDE.setup")
     def setup(self, *args: Any, **kwargs: Any) -> AutoSDE:
         """Build all parameters, from one run of the model with the given arguments.
 
@@ -269,6 +270,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         )
 
     @pyro_method
+    @one_thread("a guide", with_handlers=True)
     def __call__(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
     ) -> dict[str, Tensor]:

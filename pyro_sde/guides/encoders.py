@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from .._arrays import as_mask, as_numbers
 from .._ops.gathered_mlp import gathered_mlp
 from .._ops.gru import run_gru
 
@@ -62,17 +63,17 @@ def shaped(times: Any, values: Any, mask: Any = None) -> Observations:
     A single series needs no dimension of series. Observations of one dimension, and the mask, need
     no dimension of values. The mask may be missing.
     """
-    times, values = torch.as_tensor(times), torch.as_tensor(values)
+    times, values = as_numbers(times, "times"), as_numbers(values, "values")
     if times.dim() == 1:
         times, values = times.unsqueeze(0), values.unsqueeze(0)
-        mask = None if mask is None else torch.as_tensor(mask).unsqueeze(0)
+        mask = None if mask is None else as_mask(mask, zeros_and_ones=True).unsqueeze(0)
     if values.dim() == 2:
         values = values.unsqueeze(-1)
     found = {"times": tuple(times.shape), "values": tuple(values.shape)}
     if mask is None:
         mask = torch.ones((), dtype=torch.bool, device=values.device).expand_as(values)
     else:
-        mask = torch.as_tensor(mask).to(torch.bool)
+        mask = as_mask(mask, zeros_and_ones=True)
         found["mask"] = tuple(mask.shape)
         mask = mask.unsqueeze(-1) if mask.dim() == 2 else mask
     if (

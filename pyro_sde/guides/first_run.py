@@ -13,9 +13,10 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from .._observed import check_observed
+from .._observed import check_observed, naming_empty
 from ..distributions import PathDistribution
 from ..distributions.wrapping import unwrap
+from .amortisation import times_of
 from .correlated_normal import begin_at_median
 
 __all__ = ["draws_of_prior", "first_trace"]
@@ -24,12 +25,19 @@ PRIOR_PATHS = 64
 
 
 class LatentsAtMedian(Messenger):
-    """Sets the latents that are no paths to the medians of their priors, and looks at the data."""
+    """Sets the latents that are no paths to the medians of their priors, and looks at the data.
+
+    :param times: The times of the data, if they are known.
+    """
+
+    def __init__(self, times: Any) -> None:
+        super().__init__()
+        self.times = times
 
     def _pyro_sample(self, msg: Any) -> None:
         fn = msg["fn"]
         if msg["is_observed"]:
-            check_observed(msg["name"], fn, msg["value"])
+            check_observed(msg, self.times)
         if msg["is_observed"] or site_is_subsample(msg) or not getattr(fn, "has_rsample", False):
             return
         if unwrap(fn) is None:
@@ -39,7 +47,9 @@ class LatentsAtMedian(Messenger):
 def first_trace(model: Callable, args: tuple, kwargs: dict) -> Trace:
     """A run of the model with the other latents at their medians. What is measured in it, the
     units of states and latents, is what loaded parameters were measured in."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), LatentsAtMedian():
+    at_median = LatentsAtMedian(times_of(model, args, kwargs))
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices=devices), at_median, naming_empty(args, kwargs):
         torch.manual_seed(0)
         return poutine.trace(model).get_trace(*args, **kwargs)
 

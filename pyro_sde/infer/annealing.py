@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import _PYRO_STACK
+from typing_extensions import Self
 
 __all__ = ["anneal_kl", "kl_weight"]
 
@@ -17,7 +21,7 @@ class anneal_kl(Messenger):
     pulls it back. Otherwise training may end with a posterior that stays at the prior, where noise
     explains the data. The ELBO is a bound of the evidence only with weight 1. So let the schedule
     end at 1, as :func:`kl_weight` does, and continue training there. Do not evaluate a model inside
-    this context.
+    this context, which holds in the thread that enters it.
 
     Example::
 
@@ -40,12 +44,21 @@ class anneal_kl(Messenger):
 
     def __init__(self, weight: float) -> None:
         super().__init__()
-        if not weight > 0:
+        if not 0 < weight < math.inf:
             raise ValueError(f"weight must be positive: found {weight!r}; begin with 1e-3, say")
         self.weight = weight
 
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        # Other threads and generators may have come and gone in any order.
+        if self in _PYRO_STACK:
+            _PYRO_STACK.remove(self)
+
     def _pyro_sample(self, msg: Any) -> None:
-        if not msg["is_observed"]:
+        if not msg["is_observed"] and threading.get_ident() == self._thread:
             msg["scale"] = msg["scale"] * self.weight
 
 
@@ -64,4 +77,6 @@ def kl_weight(step: int, steps: int, start: float = 0.01) -> float:
     """
     if not 0 < start <= 1:
         raise ValueError(f"start must be above 0 and at most 1: found {start:g}")
+    if not 0 <= steps < math.inf:
+        raise ValueError(f"steps must be a number of at least 0: found {steps!r}")
     return 1.0 if step >= steps else start + (1 - start) * step / steps

@@ -19,7 +19,9 @@ from pyro.poutine import Trace
 from pyro.poutine.guide import GuideMessenger
 from torch import Tensor
 
+from .._observed import naming_empty
 from .._sharing import shared_parameters_only
+from .._threads import one_thread
 from ..distributions.guard import restore_path_log_prob, skip_path_log_prob
 from ..distributions.wrapping import unwrap
 from ..simulation.tolerance import current_tolerance
@@ -79,6 +81,7 @@ class _PathELBO:
             parts.add(model_trace, guide_trace, elbo.num_particles, number, analytic)
             yield model_trace, guide_trace
 
+    @one_thread("an ELBO", with_handlers=True)
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:
@@ -88,7 +91,7 @@ class _PathELBO:
                 "steps of its own has no density on the grid of model and guide. Train outside; "
                 "tolerance() is for prediction"
             )
-        with shared_parameters_only(), skip_path_log_prob():
+        with naming_empty(args, kwargs), shared_parameters_only(), skip_path_log_prob():
             model_trace, guide_trace = super()._get_trace(  # type: ignore[misc]
                 restore_path_log_prob()(model), restore_path_log_prob()(guide), args, kwargs
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import MultivariateNormal, TransformedDistribution, kl_divergence
 
+from .._scopes import Scope
 from ..simulation.step import whiten
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "record_parts",
 ]
 
-_open: ContextVar[ElboTerms | None] = ContextVar("pyro_sde_parts", default=None)
+_records: Scope[ElboTerms] = Scope("pyro_sde_parts")
 
 
 @dataclass
@@ -229,7 +229,7 @@ def _is_delta(fn: Any) -> bool:
 
 def current_terms() -> ElboTerms | None:
     """The record that ELBOs fill, or None outside of :func:`record_parts`."""
-    return _open.get()
+    return _records.current
 
 
 @contextmanager
@@ -238,7 +238,8 @@ def record_parts() -> Iterator[ElboTerms]:
     step) and log likelihood by observed site.
 
     The record holds the last evaluation of a :class:`TraceSDE_ELBO` or
-    :class:`TraceMeanFieldSDE_ELBO` inside of the context. The model is not run again.
+    :class:`TraceMeanFieldSDE_ELBO` in this thread, inside of the context. The model is not run
+    again.
 
     Example::
 
@@ -260,8 +261,8 @@ def record_parts() -> Iterator[ElboTerms]:
     :returns: A context manager that yields the terms, empty until an ELBO is evaluated.
     """
     parts = ElboTerms()
-    token = _open.set(parts)
+    _records.enter(parts)
     try:
         yield parts
     finally:
-        _open.reset(token)
+        _records.leave(parts)

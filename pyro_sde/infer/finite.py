@@ -9,6 +9,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
+from .._observed import place_of
 from .girsanov import first_step_not_finite
 
 __all__ = ["NonFiniteLoss", "check_finite"]
@@ -63,7 +64,15 @@ def _reason(model: Trace, guide: Trace) -> str:
                 t = first_step_not_finite(site["fn"], _law(model, name), site["value"])
                 where = "at its start" if t is None else f"from t = {t:g} on"
                 return f"the KL of the path {name!r} is not finite {where}"
-            if not site["is_observed"] and not _is_finite(site["value"]):
+            if site["is_observed"] and not _is_finite(site["value"]):
+                if not _is_finite(site.get("log_prob")):
+                    value = site["value"]
+                    bad = ~value.isfinite()
+                    return (
+                        f"site {name!r} is observed at {value[bad][0].item()}, "
+                        f"{place_of(site, bad)}, so the data are wrong or have gaps"
+                    )
+            elif not _is_finite(site["value"]):
                 return f"site {name!r} of the {role} is {_first(site['value'])}"
             if not _is_finite(site.get("log_prob")):
                 return (

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pyro.distributions import Unit
 from pyro.poutine import Trace
 
+from .._observed import takes_nan
 from ..times import PARTICLES
 
 __all__ = ["UNSQUEEZE", "check_event_shapes", "check_traces", "sites_of_size"]
@@ -23,6 +25,7 @@ def check_traces(model: Trace, guide: Trace) -> None:
     for trace in (model, guide):
         for name, site in _counted_sites(trace):
             _check_claimed(name, site)
+    _check_observes(model)
     for name, site in _counted_sites(model):
         if not site["is_observed"] and name not in guide:
             raise ValueError(
@@ -38,6 +41,20 @@ def check_traces(model: Trace, guide: Trace) -> None:
                 'the evidence. Remove it, or mark it with infer={"is_auxiliary": True} if another '
                 "site is computed from it"
             )
+
+
+def _check_observes(model: Trace) -> None:
+    """Refuse a batch of no data: the loss would be the KL alone."""
+    data = {
+        name: site
+        for name, site in _counted_sites(model)
+        if site["is_observed"] and not isinstance(site["fn"], Unit)  # as pyro.factor is
+    }
+    if data and all(not s["value"].numel() and not takes_nan(s["fn"]) for s in data.values()):
+        shapes = {name: tuple(site["value"].shape) for name, site in data.items()}
+        raise ValueError(
+            f"the batch is empty: the observed sites have the shapes {shapes}. Leave the batch out"
+        )
 
 
 def sites_of_size(size: int, *traces: Trace) -> dict[str, str]:

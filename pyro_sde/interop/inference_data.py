@@ -10,6 +10,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor
 
+from .._arrays import as_arguments
 from .._extras import import_extra
 from .sites import Samples, Site, array, by_chain, sites_of
 
@@ -75,7 +76,7 @@ def to_arviz(
     :returns: The ``arviz.InferenceData``.
     """
     arviz = import_extra("arviz", "to_arviz")
-    args, kwargs = ((), dict(data)) if isinstance(data, Mapping) else (tuple(data), {})
+    args, kwargs = as_arguments(dict(data) if isinstance(data, Mapping) else tuple(data))
     sites = sites_of(_trace(model, args, kwargs), dims or {})
     if hasattr(posterior, "get_samples"):
         posterior, group_by_chain = posterior.get_samples(group_by_chain=True), True

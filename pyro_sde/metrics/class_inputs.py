@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._arrays import as_numbers
+
 __all__ = ["averaged", "check_bins", "checked", "checked_scores"]
 
 
 def averaged(probs: Tensor, name: str = "probs") -> Tensor:
     """Probabilities of shape ``(n, classes)`` in float64 and in [0, 1]."""
-    probs = torch.as_tensor(probs).detach()
+    probs = as_numbers(probs, name).detach()
     shape = tuple(probs.shape)
     if len(shape) not in (2, 3):
         raise ValueError(
@@ -50,7 +52,7 @@ def averaged(probs: Tensor, name: str = "probs") -> Tensor:
 
 def checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     p = averaged(probs)
-    labels = torch.as_tensor(labels).to(p.device)
+    labels = as_numbers(labels, "labels").to(p.device)
     n, classes = p.shape
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
@@ -77,7 +79,7 @@ def check_bins(bins: int) -> None:
 
 
 def checked_scores(scores: Tensor, name: str) -> Tensor:
-    scores = torch.as_tensor(scores).detach().double()
+    scores = as_numbers(scores, name).detach().double()
     if scores.dim() != 1:
         raise ValueError(
             f"{name} must have shape (n,), one for each input: found {tuple(scores.shape)}"

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._arrays import as_mask, as_numbers
+
 __all__ = ["CalibrationCurve", "calibration_curve", "coverage", "crps", "interval"]
 
 
@@ -165,7 +167,8 @@ def interval(samples: Tensor, level: float = 0.9) -> tuple[Tensor, Tensor]:
 
 def _selected(samples: Tensor, observed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Draws of shape ``(m, k)`` and the k observations, in float64."""
-    samples, observed = torch.as_tensor(samples).detach(), torch.as_tensor(observed).detach()
+    samples = as_numbers(samples, "samples").detach()
+    observed = as_numbers(observed, "observed").detach()
     observed = observed.to(samples.device)
     shape = tuple(observed.shape)
     if samples.dim() == 0 or tuple(samples.shape[1:]) != shape:
@@ -176,8 +179,7 @@ def _selected(samples: Tensor, observed: Tensor, mask: Tensor | None) -> tuple[T
     if mask is None:
         x, y = samples.flatten(1) if shape else samples.unsqueeze(-1), observed.flatten()
     else:
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask must be boolean, True where observed: found {mask.dtype}")
+        mask = as_mask(mask)
         if tuple(mask.shape) not in (shape, shape[:-1]):
             raise ValueError(
                 f"mask must have the shape of observed, {shape}, or of all but its last "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import pyro
@@ -16,6 +15,7 @@ from pyro.poutine.indep_messenger import IndepMessenger
 from pyro.poutine.runtime import _PYRO_STACK, am_i_wrapped
 from torch import Tensor, nn
 
+from .._scopes import Scope
 from ..distributions import OrnsteinUhlenbeck
 from ..simulation.tolerance import current_tolerance
 from ..solvers import evaluations, integrate
@@ -29,7 +29,7 @@ __all__ = ["SDEBlock"]
 
 Solver = Callable[[Any, Tensor], Tensor]
 
-_block_solver: ContextVar[Solver | None] = ContextVar("pyro_sde_block_solver", default=None)
+_solvers: Scope[Solver] = Scope("pyro_sde_block_solver")
 
 
 class SDEBlock(PyroModule):
@@ -183,11 +183,11 @@ class SDEBlock(PyroModule):
 
         :param solver: Called with the block and its augmented input.
         """
-        token = _block_solver.set(solver)
+        _solvers.enter(solver)
         try:
             yield
         finally:
-            _block_solver.reset(token)
+            _solvers.leave(solver)
 
     def prior(self) -> OrnsteinUhlenbeck:
         """The prior of the weights.
@@ -211,7 +211,7 @@ class SDEBlock(PyroModule):
             zeros = list(h.shape)
             zeros[self.channel_dim] = self.augment
             h = torch.cat([h, h.new_zeros(zeros)], self.channel_dim)
-        solver = _block_solver.get()
+        solver = _solvers.current
         if solver is not None:
             return solver(self, h)
         w = self._weights()

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrays import as_mask, as_numbers
+
 __all__ = ["chosen", "chosen_data", "plain"]
 
 
@@ -24,7 +26,7 @@ def chosen(
     With a single state ``dim`` is ignored, and with a single series ``series``, because
     ``Predictive(parallel=True)`` leaves dimensions of size 1 where there are no series.
     """
-    times, paths = plain(times), plain(paths)
+    times, paths = plain(times, "times"), plain(paths, name)
     T = times.shape[-1] if times.dim() else 0
     if paths.dim() < 2 or T not in paths.shape[max(1, paths.dim() - 2) :]:
         raise ValueError(
@@ -71,9 +73,9 @@ def chosen_data(
         raise ValueError(
             f"{name} must be (times, values) or (times, values, mask): found {len(data)} entries"
         )
-    times, values = plain(data[0]), plain(data[1])
+    times, values = plain(data[0], f"the times of {name}"), plain(data[1], f"the values of {name}")
     if len(data) == 3:
-        mask = plain(data[2]) > 0
+        mask = as_mask(data[2], zeros_and_ones=True).cpu()
         mask = mask if mask.dim() == values.dim() else mask.unsqueeze(-1)
         values = values.masked_fill(~mask, torch.nan)
     t, y = chosen(times, values.unsqueeze(0), dim, series, name)
@@ -81,6 +83,6 @@ def chosen_data(
     return t[kept], y[0, kept]
 
 
-def plain(values: Any) -> Tensor:
+def plain(values: Any, name: str = "the argument") -> Tensor:
     """``values`` on the CPU, in float64, without a graph."""
-    return torch.as_tensor(values).detach().cpu().double()
+    return as_numbers(values, name).detach().cpu().double()

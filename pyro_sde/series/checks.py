@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..times import tolerance_of
+from .._arrays import as_mask, as_numbers
+from ..times import check_resolution, tolerance_of
 
 __all__ = [
     "check_finite",
@@ -52,7 +53,7 @@ def check_series(
     :param end: The latest time allowed.
     :param names: The name of each series in errors, by default its number.
     """
-    times, values, mask = (torch.as_tensor(x) for x in (times, values, mask))
+    times, values, mask = as_numbers(times, "times"), as_numbers(values, "values"), as_mask(mask)
     rows = observed_rows(times, mask)
     if values.dim() != 3 or values.shape[:2] != times.shape:
         raise ValueError(
@@ -76,8 +77,6 @@ def observed_rows(times: Tensor, mask: Tensor) -> Tensor:
             "times must be floating point of shape (S, n), a row for each series: found "
             f"{times.dtype} of shape {tuple(times.shape)}"
         )
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask must be boolean, True where observed: found {mask.dtype}")
     if mask.dim() not in (2, 3) or mask.shape[:2] != times.shape:
         raise ValueError(
             "mask must have shape (S, n) or (S, n, D) with the (S, n) of times, "
@@ -98,13 +97,15 @@ def check_times(
         t, before = times[s, i + 1].item(), latest[s, i].item()
         if t == before:
             raise ValueError(
-                f"{who} has the time {t:.9g} twice: keep one of the rows, or, if they "
-                f"differ, pass a finer dtype than {times.dtype}"
+                f"{who} has the time {t:.9g} twice: keep one of the rows, or, if they differ, "
+                "subtract the first time while they are integers or float64, or pass a finer "
+                f"dtype than {times.dtype}"
             )
         raise ValueError(
             f"{who}: times must increase, but times[{i + 1}]={t:.9g} follows {before:.9g}; sort "
             "the rows of each series by time"
         )
+    check_resolution(times, "times", rows)
     if (start is None and end is None) or not bool(rows.any()):
         return
     seen = times[rows]
@@ -122,15 +123,18 @@ def check_finite(times: Tensor, rows: Tensor, names: Sequence | None) -> None:
 
 def check_rounding(exact: Tensor, times: Tensor, lengths: Tensor, names: Sequence | None) -> None:
     """Refuse times whose dtype rounds them by a tenth of their mean distance, or more."""
-    error = (exact - times).abs().amax(-1)
+    error, dtype = (exact - times).abs().amax(-1), times.dtype
+    remedy = "subtract the first time, or pass dtype=torch.float64"
+    if exact.dtype != torch.float64:  # nobody knows what they were before
+        error, dtype = 0.5 * torch.finfo(exact.dtype).eps * exact.abs().amax(-1), exact.dtype
+        remedy = "subtract the first time while they are integers or float64"
     distance = (exact[:, -1] - exact[:, 0]).abs() / (lengths - 1).clamp(min=1)
-    bad = (distance > 0) & (error >= 0.1 * distance)
+    bad = (distance > 0) & (error >= 0.1 * distance) & error.isfinite()
     if bool(bad.any()):
         who, (s,) = _first(bad, names)
         raise ValueError(
-            f"{who}: {times.dtype} rounds its times by up to {error[s].item():.2g}, and they are "
-            f"{distance[s].item():.3g} apart on average; subtract the first time, or pass "
-            "dtype=torch.float64"
+            f"{who}: {dtype} rounds its times by up to {error[s].item():.2g}, and they are "
+            f"{distance[s].item():.3g} apart on average; {remedy}"
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrays import as_mask, as_numbers
 from ..times import merged_grid, time_grid, tolerance_of
 from .checks import check_finite, check_within, observed_rows
 
@@ -40,9 +42,12 @@ def series_grid(
     :param end: The last time of every grid, by default the largest of all times.
     :returns: Grids of shape ``(S, T)``.
     """
-    times = torch.as_tensor(times)
-    mask = torch.ones_like(times, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+    hidden = np.ma.getmask(times)
+    times = as_numbers(times, "times")
+    mask = torch.ones_like(times, dtype=torch.bool) if mask is None else as_mask(mask)
     rows = observed_rows(times, mask)
+    if hidden is not np.ma.nomask:
+        rows = rows & ~torch.from_numpy(hidden)
     check_finite(times, rows, None)
     known = times[torch.isfinite(times)]
     if not known.numel():

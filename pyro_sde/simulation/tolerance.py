@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
+
+from .._scopes import Scope
 
 __all__ = ["Solve", "current_tolerance", "tolerance"]
 
@@ -59,6 +60,8 @@ class tolerance:
     Brownian bridge: given the states at the observations, which are on the grid, the exact
     posterior moves as the prior does.
 
+    The context holds in the thread that enters it. Threads that it starts have their own.
+
     Example::
 
         >>> import pyro
@@ -91,7 +94,7 @@ class tolerance:
         self.rtol, self.atol, self.max_evaluations = rtol, atol, max_evaluations
         self.solves: list[Solve] = []
         self._refined: list[Any] = []
-        self._tokens: list[Token] = []
+        self._entries: list[None] = []
 
     @property
     def evaluations(self) -> int:
@@ -99,12 +102,14 @@ class tolerance:
         return sum(s.evaluations for s in self.solves)
 
     def __enter__(self) -> Self:
-        self._tokens.append(_current.set(self))
+        self._entries.append(None)
+        _tolerances.enter(self)
         return self
 
     def __exit__(self, *args: Any) -> None:
-        _current.reset(self._tokens.pop())
-        if not self._tokens:
+        _tolerances.leave(self)
+        self._entries.pop()
+        if not self._entries:
             self._refined.clear()
 
     def remember(self, refined: Any) -> None:
@@ -132,8 +137,8 @@ class tolerance:
         return f"tolerance(rtol={self.rtol:g}, atol={self.atol:g})"
 
 
-_current: ContextVar[tolerance | None] = ContextVar("pyro_sde_tolerance", default=None)
+_tolerances: Scope[tolerance] = Scope("pyro_sde_tolerance")
 
 
 def current_tolerance() -> tolerance | None:
-    return _current.get()
+    return _tolerances.current

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._checks import as_tensor
+from .._arrays import as_arguments, label_of
 
-__all__ = ["Batches", "as_arguments", "name_missing"]
-
-
-def as_arguments(data: Any) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a model, from what ``fit`` calls its data.
-
-    :param data: A tuple of positional arguments, a dict of named ones, or a single argument.
-    :returns: Positional and named arguments, with NumPy arrays as tensors.
-    """
-    if isinstance(data, dict):
-        return (), {name: as_tensor(x) for name, x in data.items()}
-    return tuple(map(as_tensor, data if isinstance(data, tuple) else (data,))), {}
+__all__ = ["Batches", "name_missing"]
 
 
 def name_missing(args: tuple, kwargs: dict[str, Any]) -> str | None:
     """A message about NaN in the arguments of a model; None if they have none."""
+    found = _first_bad(args, kwargs, torch.isnan)
+    return found and (
+        f"{found}. If values are missing, mask them: values, mask = "
+        "pyro_sde.fill_missing(values), and the likelihood is dist.Normal(...).mask(mask)"
+    )
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    return ~x.isfinite()
+
+
+def _first_bad(
+    args: tuple, kwargs: dict[str, Any], is_bad: Callable[[Tensor], Tensor] = _not_finite
+) -> str | None:
+    """Where the arguments of a model have bad numbers; None if they have none."""
     named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     for name, x in named.items():
-        if isinstance(x, Tensor) and bool(x.isnan().any()):
-            which = f"argument {name} of the data" if isinstance(name, int) else repr(name)
-            return (
-                f"{which} has {int(x.isnan().sum())} NaN. If values are missing, mask them: "
-                "values, mask = pyro_sde.fill_missing(values), and the likelihood is "
-                "dist.Normal(...).mask(mask)"
-            )
+        bad = is_bad(x) if isinstance(x, Tensor) and x.is_floating_point() else torch.zeros(0)
+        if bool(bad.any()):
+            kind = "NaN" if bool(x[bad][0].isnan()) else "infinite entries"
+            place = f", the first at {bad.nonzero()[0].tolist()}" if x.dim() else ""
+            return f"{label_of(name)} has {int(bad.sum())} {kind}{place}"
     return None
 
 
 class Batches:
     """The arguments of the model at every step.
 
-    :param data: See :func:`as_arguments`.
+    :param data: See :func:`~pyro_sde._arrays.as_arguments`.
     :param size: Rows in a batch, of all ranks; None for all of the data in every step.
     """
 
@@ -64,6 +67,9 @@ class Batches:
                 "let the model close over it, or bind it with functools.partial"
             )
         self.rows = next(iter(lengths.values()))
+        if not self.rows:
+            shapes = {k: tuple(x.shape) for k, x in tensors.items()}
+            raise ValueError(f"data has no rows: found tensors of the shapes {shapes}")
         if not 1 <= size <= self.rows:
             raise ValueError(f"batch_size must be 1 to {self.rows}, the rows of data: found {size}")
 
@@ -107,6 +113,19 @@ class Batches:
             return x[index.to(x.device)] if _has_rows(x) else x
 
         return tuple(map(take, self.args)), {k: take(x) for k, x in self.kwargs.items()}
+
+    def name_missing(self, args: tuple, kwargs: dict[str, Any]) -> str | None:
+        """A message about NaN in arguments of the model, with its place in all of the data if they
+        are a mini-batch."""
+        found = name_missing(args, kwargs)
+        return found and (name_missing(self.args, self.kwargs) or found)
+
+    def name_bad_rows(self, step: int) -> str | None:
+        """A message about numbers of a mini-batch that are not finite, with their place in the
+        data; None if there are none."""
+        if self.size is None or _first_bad(*self(step)) is None:
+            return None
+        return _first_bad(self.args, self.kwargs)
 
     def _shuffle(self, epoch: int) -> Tensor:
         seed = (self.seed * 1_000_003 + epoch) % 2**63

@@ -22,10 +22,14 @@ __all__ = ["FirstStep"]
 
 
 class FirstStep(Messenger):
-    """A messenger around the first evaluation of an ELBO, which sees all sites."""
+    """A messenger around the first evaluation of an ELBO, which sees all sites.
 
-    def __init__(self) -> None:
+    :param times: The times of the data, if they are known.
+    """
+
+    def __init__(self, times: Any = None) -> None:
         super().__init__()
+        self.times = times
         self.scales: dict[str, float | Tensor] = {}
         """The scale of each observed site."""
         self._seen: set[Any] = set()
@@ -33,7 +37,7 @@ class FirstStep(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"]:
-            check_observed(msg["name"], msg["fn"], msg["value"])
+            check_observed(msg, self.times)
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if msg["is_observed"]:

@@ -15,8 +15,10 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from tqdm.auto import tqdm
 
-from ..infer import TraceSDE_ELBO, kl_weight
+from .._threads import one_thread
+from ..infer import TraceSDE_ELBO
 from . import snapshot
+from .arguments import check_numbers, check_objects, weight_of
 from .batches import Batches
 from .checkpoint_file import CheckpointFile
 from .default_elbo import default_elbo
@@ -35,6 +37,7 @@ __all__ = ["fit"]
 STEPS = 1500
 
 
+@one_thread("fit")
 def fit(
     model: Callable,
     guide: Callable,
@@ -131,7 +134,8 @@ def fit(
     :param model: The model: a function with parameters in Pyro's store, or a PyroModule.
     :param guide: The guide, of any kind.
     :param data: The arguments of both: a tuple, a dict by name, or a single argument. NumPy arrays
-        become tensors, and floating point numbers get torch's default dtype.
+        and columns of tables become tensors, in torch's default dtype if they are floating point
+        numbers, and NaN where their mask hides something.
     :param steps: The number of steps, 1500 if neither this nor ``epochs`` is given.
     :param epochs: The number of passes over the data, in the place of ``steps``; without
         ``batch_size`` an epoch is a step.
@@ -176,6 +180,11 @@ def fit(
     :param checkpoint_every: The former name of ``save_every``.
     :returns: The :class:`~pyro_sde.History` of the training. The parameters are trained in place.
     """
+    check_objects(model, guide, optim, elbo)
+    check_numbers(steps=steps, epochs=epochs, batch_size=batch_size, lr=lr, clip=clip, seed=seed)
+    check_numbers(every=every, patience=patience, validation_draws=validation_draws)
+    check_numbers(keep=keep, max_rejected=max_rejected)
+    seed = None if seed is None else int(seed)
     batches = Batches(data, batch_size)
     if steps is not None and epochs is not None:
         raise ValueError("give either steps or epochs")
@@ -184,8 +193,6 @@ def fit(
     if save_every is not None and checkpoint_every is not None:
         raise ValueError("checkpoint_every is the former name of save_every: give save_every alone")
     times = SaveTimes(save_every if checkpoint_every is None else checkpoint_every)
-    _check_positive(validation_draws=validation_draws, keep=keep)
-    _check_positive(every=every, patience=patience, clip=clip, lr=lr)
     if validation is None and (every is not None or patience is not None):
         raise ValueError("every and patience need validation: give its data, or leave both out")
     if optim is not None and (lr is not None or schedule is not None):
@@ -212,7 +219,7 @@ def fit(
         batches,
         lr,
         factor,
-        anneal if callable(anneal) else lambda step: kl_weight(step, anneal),
+        weight_of(anneal),
         clip,
         validation,
         validation_draws,
@@ -295,9 +302,3 @@ def _adam(lr: float, factor: Callable[[int], float]) -> PyroOptim:
             "lr_lambda": factor,
         },
     )
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive: found {value!r}")

@@ -18,13 +18,15 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
 
+from .._arrays import as_arguments
 from .._errors import SolutionError
 from ..diagnostics.explosion import ExplosionWarning, explosion
+from ..guides.amortisation import times_of
 from ..infer import anneal_kl, record_parts
 from ..infer.finite import NonFiniteLoss
 from . import snapshot
 from . import state as states
-from .batches import Batches, as_arguments, name_missing
+from .batches import Batches, name_missing
 from .checkpoint import CheckpointError
 from .checkpoint_file import CheckpointFile
 from .divergence import (
@@ -108,7 +110,9 @@ class Training:
         is_kept = self.file is not None and (save or is_start)
         moment = snapshot.Moment.of(self) if is_kept else None
         weight = self.weight(self.step)
-        first = None if self._is_checked else FirstStep()
+        first = None
+        if not self._is_checked:
+            first = FirstStep(times_of(self.model, args, kwargs))
 
         def evaluate() -> Evaluation:
             weighing = nullcontext() if weight == 1.0 else anneal_kl(weight)
@@ -148,7 +152,7 @@ class Training:
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(params, self.clip)
         self.optim(params)
-        lr = self._rate()
+        lr = states.present_rate(self.optim)
         zero_grads(params)
         self._step_schedule()
         self.step += 1
@@ -175,7 +179,9 @@ class Training:
         except (torch.OutOfMemoryError, CheckpointError):
             raise
         except FAILURES as e:
-            missing = name_missing(args, kwargs) if _NOT_FINITE.search(str(e)) else None
+            missing = self.batches.name_bad_rows(self.step) if "is observed at" in str(e) else None
+            if missing is None and _NOT_FINITE.search(str(e)):
+                missing = self.batches.name_missing(args, kwargs)
             if missing is not None:
                 raise ValueError(f"{missing}. The model fails: {e}") from e
             is_loss = isinstance(e, NonFiniteLoss)
@@ -281,7 +287,8 @@ class Training:
             kept = f"The last checkpoint, after step {good[1]}, is {good[0]}"
         elif self.file is not None and self.saved is not None:
             kept = f"The only checkpoint, {self.file.given}, is of a training that was failing"
-        missing = name_missing(*self.batches(self.step))
+        missing = self.batches.name_missing(*self.batches(self.step))
+        missing = missing or self.batches.name_bad_rows(self.step)
         if missing is not None:
             problem = f"{missing}; {problem}"
         if parameter is not None and parameter not in problem:
@@ -305,12 +312,7 @@ class Training:
         self.history.rejected += 1
         self._step_schedule()
         self.step += 1
-        self.history.add(self.step, math.nan, None, math.nan, self._rate())
-
-    def _rate(self) -> float:
-        for optimiser in self.optim.optim_objs.values():
-            return getattr(optimiser, "optimizer", optimiser).param_groups[0]["lr"]
-        return math.nan
+        self.history.add(self.step, math.nan, None, math.nan, states.present_rate(self.optim))
 
     def _record(self, found: Evaluation, weight: float, lr: float) -> None:
         elbo, kl, data = found.terms(weight)

@@ -13,6 +13,7 @@ from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor, nn
 
 from .._buffers import keep_buffers
+from .._threads import one_thread
 from ..diagnostics.reweighting import smooth_weights
 from ..diagnostics.weighted_draws import Problem, check_at_once, draw_traces
 from ..guides import AutoSDE
@@ -62,6 +63,7 @@ class Matching:
         return f"latents: matched to weighted draws; widths over those of training: {widths}"
 
 
+@one_thread("match_latents")
 def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> Matching:
     r"""Match the law q of the latents that are not paths to importance-weighted draws of the guide.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from .arguments import checked
+
 __all__ = ["make_schedule"]
 
 Schedule = Callable[[int], float]
@@ -38,13 +40,14 @@ def make_schedule(schedule: str | Schedule | None, steps: int) -> Schedule:
         [0.04, 1.0, 0.0]
 
     :param schedule: ``"constant"``, ``"cosine"`` (also None; from 1 down to 0), ``"one_cycle"``
-        (from 0.04 up to 1 within the first three tenths, then down to 1e-4) or a function, which
-        is returned as it is.
+        (from 0.04 up to 1 within the first three tenths, then down to 1e-4) or a function, whose
+        values are then checked.
     :param steps: The number of steps.
     :returns: The function.
     """
     if callable(schedule):
-        return schedule
+        what = "a number of at least 0, by which the learning rate is multiplied"
+        return checked("schedule", schedule, what, 0, True)
     shape = _NAMED.get(schedule or "cosine")
     if shape is None:
         raise ValueError(

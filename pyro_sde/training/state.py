@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ __all__ = [
     "met_parameters",
     "needs_metric",
     "optimiser_name",
+    "present_rate",
     "random_state",
     "restore_optimiser",
     "set_random_state",
@@ -126,6 +128,13 @@ def needs_metric(optim: PyroOptim) -> bool:
     """Whether the learning rate scheduler looks at the loss of a validation."""
     made = getattr(optim, "pt_scheduler_constructor", None)
     return isinstance(made, type) and issubclass(made, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def present_rate(optim: PyroOptim) -> float:
+    """The learning rate of the first parameter; NaN before the first step."""
+    for optimiser in optim.optim_objs.values():
+        return getattr(optimiser, "optimizer", optimiser).param_groups[0]["lr"]
+    return math.nan
 
 
 def base_rate(optim: PyroOptim) -> float | None:

@@ -170,8 +170,11 @@ def test_errors_of_a_table_use_its_labels():
 
 def test_two_times_that_single_precision_cannot_tell_apart():
     data = [([1e9, 1e9 + 1], [1.0, 2.0])]
-    with pytest.raises(ValueError, match=r"twice: .* finer dtype than torch.float32"):
+    with pytest.raises(ValueError, match=r"rounds its times by up to 1, .*dtype=torch.float64"):
         pad_series(data, dtype=torch.float32)
+    rounded = [(torch.tensor(data[0][0], dtype=torch.float32), data[0][1])]
+    with pytest.raises(ValueError, match=r"twice: .*subtract the first time while they are int"):
+        pad_series(rounded, dtype=torch.float64)
     assert pad_series(data, dtype=torch.float64).times.diff().item() == 1
 
 

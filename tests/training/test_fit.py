@@ -322,7 +322,7 @@ def test_the_bar_shows_the_parts(capsys, monkeypatch):
     [
         ({"steps": 1, "epochs": 1}, "either steps or epochs"),
         ({"steps": 1, "batch_size": 9}, "batch_size must be 1 to 7.*found 9"),
-        ({"steps": 1, "lr": 0.0}, "lr must be positive: found 0.0"),
+        ({"steps": 1, "lr": 0.0}, "lr must be a positive number: found 0.0"),
         ({"steps": 1, "patience": 2}, "need validation"),
         ({"steps": 1, "lr": 0.1, "optim": pyro.optim.Adam({})}, "learning rate of its own"),
         ({"steps": 1, "resume": True}, "give checkpoint, a path"),
