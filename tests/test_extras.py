@@ -11,9 +11,13 @@ from common import images
 
 from pyro_sde import Forecast, _extras, metrics, plotting, to_arviz
 from pyro_sde._extras import EXTRAS, import_extra
+from pyro_sde.diagnostics import CalibrationCheck
 
 TIMES, PATHS = torch.arange(3.0), torch.zeros(2, 3)
 PROBS, LABELS = torch.tensor([[0.6, 0.4], [0.2, 0.8]]), torch.tensor([0, 1])
+CHECK = CalibrationCheck(
+    {"x": torch.zeros(1, 1, dtype=torch.long)}, {"x": ((),)}, draws=1, simulations=1
+)
 HISTORY = {"step": [1, 2], "elbo": [-2.0, -1.0], "kl": [1.0, 0.5]}
 FIGURES = {
     "plot_band": lambda: plotting.plot_band(TIMES, PATHS),
@@ -23,6 +27,7 @@ FIGURES = {
     "plot_paths": lambda: plotting.plot_paths(TIMES, PATHS),
     "plot_prior_posterior": lambda: plotting.plot_prior_posterior(TIMES, PATHS, PATHS),
     "plot_reliability": lambda: plotting.plot_reliability(PROBS, LABELS),
+    "plot_sbc": lambda: plotting.plot_sbc(CHECK),
     "plot_training": lambda: plotting.plot_training(HISTORY),
 }
 SCORES = {
