@@ -27,6 +27,8 @@ c.IPKernelApp.exec_lines = [
     "for kind in (UserWarning, RuntimeWarning, FutureWarning):\\n"
     "    warnings.simplefilter('error', kind)",
     "warnings.filterwarnings('ignore', message='IProgress not found')",  # a bar of text will do
+    # Once a day, when it is imported.
+    "warnings.filterwarnings('ignore', message=r'\\s*ArviZ is undergoing a major refactor')",
     "del warnings, kind",
 ]
 """
