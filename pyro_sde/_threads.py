@@ -47,7 +47,8 @@ def _be_free() -> None:
         hold.restore_handlers()
 
 
-os.register_at_fork(after_in_child=_be_free)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_be_free)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import contextlib
 import multiprocessing
+import os
+import runpy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +16,7 @@ from pyro.infer import SVI
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 
 import pyro_sde
-from pyro_sde import AutoSDE, Predictive, TraceSDE_ELBO, forecast, time_grid
+from pyro_sde import AutoSDE, Predictive, TraceSDE_ELBO, _threads, forecast, time_grid
 from pyro_sde._threads import one_thread
 from pyro_sde.diagnostics import importance
 from pyro_sde.distributions import OrnsteinUhlenbeck
@@ -252,3 +254,8 @@ def test_a_child_process_is_free():
         assert queue.get(timeout=60) == 2
         child.join(60)
     assert len(result[0].step) == 6
+
+
+def test_a_system_without_fork(monkeypatch):
+    monkeypatch.delattr(os, "register_at_fork")
+    runpy.run_path(str(_threads.__file__))

@@ -207,8 +207,9 @@ class CheckpointFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write the folder's entry of the new name to disk. Windows neither can nor needs to."""
-    if os.name == "posix":
+    """Write the folder's entry of the new name to disk, where the system can: Windows and some
+    network file systems cannot. The file itself is complete without it."""
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

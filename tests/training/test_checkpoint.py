@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import pickle
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -279,6 +280,20 @@ def test_a_disk_that_is_full_leaves_the_file_before(tmp_path, monkeypatch):
         ".a.pt.lock",
         "a.pt",
     ]
+
+
+def test_a_file_system_that_cannot_sync_folders(tmp_path, monkeypatch):
+    sync, refused = os.fsync, []
+
+    def of_files(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    save_checkpoint(tmp_path / "a.pt", {"x": 1}, "mine")
+    assert refused and load_checkpoint(tmp_path / "a.pt", "mine") == {"x": 1}
 
 
 def test_local_parameters_cannot_be_saved(tmp_path):
