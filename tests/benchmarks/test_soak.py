@@ -1,4 +1,4 @@
-"""The soak run in small, and that it would notice a leak."""
+"""The attacks in small, and that they would notice what they look for."""
 
 import math
 import mmap
@@ -6,32 +6,35 @@ import mmap
 import pytest
 import soak
 import torch
-
-SMALL = ["--steps", "60", "--every", "3", "--batch", "4"]
+from attacks import memory
 
 
 def test_a_few_steps(capsys):
-    args = soak.parse(SMALL)
-    result = soak.main(args)
-    assert all(math.isfinite(x) for x in result.values())
-    assert result["tensors"] == 0 and result["megabytes at first"] > 50
-    assert "from step 6 to 60" in capsys.readouterr().out
+    assert soak.main(soak.parse(["memory", "--count", "60"])) == []
+    assert "memory: steps 60, MB at first" in capsys.readouterr().out
 
 
 def test_a_leak_is_noticed(monkeypatch):
     """A tensor is kept in every step, and pages that no free place on the heap could hold."""
     left: list = []
     page = bytes(range(256)) * 2048  # half a megabyte
-    step = soak.SVI.step
+    step = memory.SVI.step
 
     def leaky(self, *args):
         left.append((torch.ones(1), mmap.mmap(-1, len(page))))
         left[-1][1].write(page)
         return step(self, *args)
 
-    monkeypatch.setattr(soak.SVI, "step", leaky)
-    result = soak.main(soak.parse(SMALL))
-    assert result["tensors"] == 54
-    assert result["growth"] == pytest.approx(54 * 0.5, rel=0.3)
-    assert not soak.is_flat(result, 4.0) and not soak.is_flat({"growth": 5.0, "tensors": 0}, 4.0)
-    assert soak.is_flat({"growth": 1.0, "tensors": 0}, 4.0)
+    monkeypatch.setattr(memory.SVI, "step", leaky)
+    found = memory.attack(60, seed=0)
+    assert found["more tensors"] == 54
+    assert found["growth in MB"] == pytest.approx(54 * 0.5, rel=0.3)
+    assert len(soak.exceeded(found, memory.BOUNDS)) == 2
+
+
+def test_bounds():
+    assert soak.exceeded({"lost": 1, "seconds": 9.0}, {"lost": 1}) == []
+    assert soak.exceeded({"lost": 2, "wrong": math.nan}, {"lost": 1, "wrong": 0}) == [
+        "lost 2, more than 1",
+        "wrong nan, more than 0",
+    ]
