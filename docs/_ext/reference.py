@@ -73,6 +73,7 @@ def write_api(app: Sphinx) -> None:
     folder.mkdir(exist_ok=True)
     for name, members in public_modules().items():
         doc = (importlib.import_module(name).__doc__ or "").strip().partition("\n\n")[0]
+        doc = doc.replace("\n", " ")  # a row of a table is one line
         text = f"# {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n"
         text += f"   :members: {', '.join(members)}\n   :show-inheritance:\n"
         if internal := set(importlib.import_module(name).__all__) - set(members):
