@@ -127,10 +127,16 @@ class CheckpointFile:
             raise PermissionError(errno.EACCES, "it is write protected")
 
     def _holder(self) -> str:
-        try:
-            return self._holder_file.read_text().strip() or "another process"
-        except OSError:
-            return "another process"
+        """Who has the lock. It writes its name right after it took the lock, so there may be no
+        name yet, or that of the process that had the lock before and was killed."""
+        text = ""
+        for _ in range(20):
+            with contextlib.suppress(OSError):
+                text = self._holder_file.read_text().strip()
+                if text and not _has_ended(text):
+                    break
+            time.sleep(0.01)
+        return text or "another process"
 
     def _remove_drafts(self) -> None:
         """Remove drafts of processes that were killed: this process holds the lock."""
@@ -204,6 +210,20 @@ class CheckpointFile:
         return type(e)(
             e.errno, f"checkpoint {self.given} could not be written ({e.strerror or e}). {kept}"
         )
+
+
+def _has_ended(holder: str) -> bool:
+    """Whether a holder is a process of this machine that is no more. Only POSIX can tell."""
+    found = re.match(r"process (\d+) on (.*), since ", holder)
+    if found is None or os.name != "posix" or found[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(found[1]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it is of another user
+        return False
+    return False
 
 
 def _sync_folder(folder: Path) -> None:

@@ -78,7 +78,8 @@ def _compare(x: Any, form: Any, where: str) -> str | None:
             return f"entry {where} is {describe(x)}, not {describe(form)}"
         return None
     if _is_number(form) and _is_number(x):
-        return None
+        is_usable = x == form or abs(x) < 2**63
+        return None if is_usable else f"entry {where} is {x!r}"
     kind = dict if isinstance(form, dict) else type(form)
     if not isinstance(x, kind):
         return f"entry {where} is a {type(x).__name__}, not a {kind.__name__}"
