@@ -7,6 +7,7 @@ readable, no step that was saved may be lost, and the drafts of killed processes
 up. A training that takes a step while the other one is alive and not refused counts as an overlap.
 """
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -65,7 +66,8 @@ def write(path: Path, log: Path) -> None:
 def attack(count: int, seed: int) -> dict[str, int]:
     """Kill ``count`` times. This needs Linux, where a process can be forked."""
     rng = random.Random(seed)
-    found = {"kills": count, "in the middle of a write": 0} | dict.fromkeys(BOUNDS, 0)
+    found = {"kills": count, "of the holder": 0, "in the middle of a write": 0}
+    found |= dict.fromkeys(BOUNDS, 0)
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         path, log = Path(folder) / "run.pt", Path(folder) / "log"
@@ -86,13 +88,14 @@ def attack(count: int, seed: int) -> dict[str, int]:
             for _ in trange(count, desc="writers", unit="kill", mininterval=1.0):
                 time.sleep(rng.uniform(0.0, LONGEST))
                 i = rng.randrange(2)
-                before = _drafts(path)
                 both[i].kill()
                 both[i].join()
                 with open(log, "a") as file:
                     file.write(f"{both[i].pid} killed\n")
                 drafts = _drafts(path)
-                found["in the middle of a write"] += any(p in drafts for p in before)
+                is_holder = f"process {both[i].pid} on" in _holder(path)
+                found["of the holder"] += is_holder
+                found["in the middle of a write"] += is_holder and bool(drafts)
                 found["most drafts at once"] = max(found["most drafts at once"], len(drafts))
                 for file in (path, path.with_name("run.pt.1")):
                     found["corrupt files"] += file.exists() and _step(file) is None
@@ -117,6 +120,13 @@ def _wait_for(path: Path) -> None:
 
 def _drafts(path: Path) -> set[str]:
     return {p.name for p in path.parent.glob(".run.pt.*.draft")}
+
+
+def _holder(path: Path) -> str:
+    """What the next holder has not replaced yet. It does so before it makes drafts of its own."""
+    with contextlib.suppress(OSError):
+        return path.with_name(".run.pt.holder").read_text()
+    return ""
 
 
 def _step(path: Path) -> int | None:
