@@ -130,7 +130,7 @@ class CheckpointFile:
         """Who has the lock. It writes its name right after it took the lock, so there may be no
         name yet, or that of the process that had the lock before and was killed."""
         text = ""
-        for _ in range(20):
+        for _ in range(100):
             with contextlib.suppress(OSError):
                 text = self._holder_file.read_text().strip()
                 if text and not _has_ended(text):
