@@ -25,6 +25,9 @@ def mathml(node: Any, as_block: bool = False) -> str:
     # A prime of the font, which is raised, and bars around it that are as tall as a letter.
     result = result.replace("<mo>'</mo>", '<mo lspace="0" rspace="0">\N{PRIME}</mo>')
     result = re.sub(r'<mo( class="mathopen")?>\|</mo>', r'<mo stretchy="false"\1>|</mo>', result)
+    # A space before the name of a function that is multiplied, or to which an operator is applied.
+    before = r"(</m(?:i|n|sub|sup)>|\)</mo>)(?=\s*<mi>\w+</mi>\s*<mo>&ApplyFunction;)"
+    result = re.sub(before, r'\1<mspace width="0.17em"/>', result)
     # log p, but log(p): a space after the name of a function, if no bracket follows.
     return re.sub(r"<mo>&ApplyFunction;</mo>(?=\s*<m[^o])", '<mspace width="0.17em"/>', result)
 

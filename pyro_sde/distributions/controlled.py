@@ -22,7 +22,7 @@ Control = Callable[[Tensor, Tensor], Any]
 class ControlledPath(PathDistribution):
     r"""The process ``prior`` pushed by a control u measured in units of its noise:
 
-    .. math:: z' = \mathrm{mean}_p + S\,(\sqrt{dt}\,u(t, z) + C(t, z)\,\varepsilon)
+    .. math:: z' = \mathrm{mean}_p + S\,(\sqrt{dt} u(t, z) + C(t, z)\,\varepsilon)
 
     With C the identity this is the drift :math:`f_q = f_p + g\,u` of Girsanov's theorem on the
     grid. Prior and posterior share the noise by construction, so the KL between them is finite.

@@ -74,6 +74,7 @@ def plot_sbc(
         name = f"{quantity.label}: {words}" if words else quantity.label
         panel.plot(points, share - points, color=ACCENT if words else POSTERIOR, lw=1.3, label=name)
         panel.set_xlim(0, 1)
+        panel.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])  # short: those of two panels stand apart
         finish(panel, "rank of the truth / number of draws", "ECDF - uniform")
         if ax is None and panel.get_subplotspec().colspan.start:
             panel.set_ylabel("")
