@@ -174,9 +174,9 @@ WAYS: dict[str, Way] = {
     "a parameter that becomes NaN": _leap("growth", math.nan),
     "a parameter that becomes infinite": _leap("growth", -math.inf),
     "a growth that explodes": _leap("growth", 1e4),
-    "a contraction that underflows": _leap("last$$$bias", -1e4),
-    "a contraction that is zero": _leap("last$$$bias", -1e38),
-    "a contraction that overflows": _leap("last$$$bias", 1e4),
+    "a contraction that underflows": _leap("last.bias", -1e4),
+    "a contraction that is zero": _leap("last.bias", -1e38),
+    "a contraction that overflows": _leap("last.bias", 1e4),
 }
 
 
