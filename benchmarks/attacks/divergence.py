@@ -70,7 +70,7 @@ class Model(PyroModule):
         self.noise = PyroParam(torch.tensor(0.5), constraints.positive)
 
     def drift(self, t: Tensor, z: Tensor) -> Tensor:
-        return self.fault("drift", self.growth * z - z**3)
+        return self.fault("drift", self.growth * z - 2 * z.tanh())
 
     def forward(self, times: Tensor, values: Tensor) -> None:
         self.fault.tick()
