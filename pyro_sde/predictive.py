@@ -18,6 +18,7 @@ from torch import Tensor
 from ._buffers import keep_buffers
 from ._checks import check_whole
 from ._threads import one_thread
+from .times import FEW
 
 __all__ = ["Predictive"]
 
@@ -115,18 +116,24 @@ class Predictive(pyro.infer.Predictive):
         """Draws at once; None if the model cannot make them."""
         if self.num_samples * sum(shape.numel() for shape in shapes.values()) > MAX_ELEMENTS:
             return None
-        state, return_sites = torch.get_rng_state(), self.return_sites
+        state, settings = torch.get_rng_state(), (self.return_sites, self.num_samples)
+        given, samples = self.posterior_samples, None
         self.return_sites, self.parallel = None, True
-        samples = None
         try:
             with keep_buffers(*(f for f in (self.guide, self.model) if f is not None)):
-                samples = super().forward(*args, **kwargs)
-                self._check_alone(samples, one, args, kwargs)
+                number = self.num_samples
+                for n in (FEW, number) if number > 10 * FEW else (number,):
+                    torch.set_rng_state(state)
+                    self.num_samples = n
+                    self.posterior_samples = {name: x[:n] for name, x in given.items()}
+                    samples = super().forward(*args, **kwargs)
+                    self._check_alone(samples, one, args, kwargs)
         except Exception:  # whatever a model raises on shapes that it was not written for
             samples = None
             torch.set_rng_state(state)
         finally:
-            self.return_sites, self.parallel = return_sites, None
+            return_sites, self.num_samples = settings
+            self.return_sites, self.parallel, self.posterior_samples = return_sites, None, given
         if samples is None or return_sites is None:
             return samples
         default = set(samples) - set(self.posterior_samples) if self.guide is None else samples

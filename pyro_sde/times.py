@@ -16,6 +16,11 @@ __all__ = ["check_resolution", "contains", "merged_grid", "select", "time_grid",
 PARTICLES = ("num_particles_vectorized", "_num_predictive_samples")
 """The plates that Pyro itself puts around a model."""
 
+FEW = 7
+"""So many draws at once show whether a model allows any number of them. Where its shapes do not
+allow for a dimension of draws, every draw is combined with every other one, and many would fill the
+memory."""
+
 
 def tolerance_of(times: Tensor) -> float:
     """The distance below which two times are one: a millionth of the span, or 8 units of rounding.

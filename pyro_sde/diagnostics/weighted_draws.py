@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..infer import TraceSDE_ELBO
+from ..times import FEW
 
 __all__ = ["Problem", "check_at_once", "draw_guide", "draw_prior", "draw_traces"]
 
@@ -176,8 +177,8 @@ def draw_guide(
     """
     if parallel is not False and number > 1:
         try:
+            check_at_once(problem)
             first = _draw(problem, min(number, problem.chunk))
-            _check_vectorised(problem, *first)
         except Exception as e:  # whatever a model raises on shapes that it was not written for
             if parallel:
                 raise ValueError(
@@ -237,8 +238,10 @@ def draw_traces(problem: Problem, particles: int) -> tuple[Trace, Trace, Tensor]
 
 @torch.no_grad()
 def check_at_once(problem: Problem) -> None:
-    """Raise an error if vectorised draws differ from draws one by one."""
-    _check_vectorised(problem, *_draw(problem, problem.chunk))
+    """Raise an error if vectorised draws differ from draws one by one. The random state is left as
+    it was."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        _check_vectorised(problem, *_draw(problem, FEW))
 
 
 def _is_delta(site: Any) -> bool:

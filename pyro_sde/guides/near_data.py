@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from .._buffers import keep_buffers
+from ..times import FEW
 from .visibility import without_handlers
 
 __all__ = ["draws_near_data", "medians"]
@@ -48,31 +49,45 @@ def draws_near_data(
     observed = [k for k, s in first.nodes.items() if s["type"] == "sample" and s["is_observed"]]
     sites: list[Any] = [first.nodes[name] for name in (*latents, *observed)]
     frames = [f for site in sites for f in site["cond_indep_stack"]]
-    trace: Any
     number = min(DRAWS, MAX_ELEMENTS // max(1, sum(s["value"].numel() for s in sites)))
     if number < MIN_DRAWS or not observed or not all(f.vectorized for f in frames):
         return None
     nesting = max((-f.dim for f in frames), default=0)
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices), without_handlers(), keep_buffers(model):
-        torch.manual_seed(0)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the path that is drawn in training warns
-                with pyro.plate("num_particles_vectorized", number, dim=-nesting - 1):
-                    trace = poutine.trace(model).get_trace(*args, **kwargs)
-                trace = prune_subsample_sites(trace)
-                draws = {
-                    name: _rows(trace.nodes[name]["value"], number, site["value"].shape)
-                    for name, site in latents.items()
-                }
-                log_lik = _log_likelihood(trace, observed, number, nesting)
+            for n in (FEW, number):
+                torch.manual_seed(0)
+                draws, log_lik = _draw_prior(model, args, kwargs, latents, observed, n, nesting)
                 _check_alone(model, args, kwargs, draws, log_lik, observed)
             kept = _temper(log_lik)
         except Exception:  # whatever a model raises on draws that it was not written for
             return None
         index = torch.multinomial(kept, KEPT, replacement=True)
         return {name: x[index.to(x.device)] for name, x in draws.items()}
+
+
+def _draw_prior(
+    model: Callable,
+    args: tuple,
+    kwargs: dict,
+    latents: Mapping[str, Any],
+    observed: list[str],
+    number: int,
+    nesting: int,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """So many draws at once, by site, and the log likelihood of each."""
+    trace: Any
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the path that is drawn in training warns
+        with pyro.plate("num_particles_vectorized", number, dim=-nesting - 1):
+            trace = poutine.trace(model).get_trace(*args, **kwargs)
+        trace = prune_subsample_sites(trace)
+        draws = {
+            name: _rows(trace.nodes[name]["value"], number, site["value"].shape)
+            for name, site in latents.items()
+        }
+        return draws, _log_likelihood(trace, observed, number, nesting)
 
 
 def _rows(x: Tensor, number: int, shape: torch.Size) -> Tensor:
