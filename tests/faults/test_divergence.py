@@ -1,17 +1,9 @@
 """Trainings that diverge say where, and leave something to go on from."""
 
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from attacks import divergence
-from attacks.divergence import WAYS, Run, attack, play
-from pyro.infer import Trace_ELBO
-
-from pyro_sde import fit
-from pyro_sde.training import CheckpointError, Diverged
-from pyro_sde.training.checkpoint import load_checkpoint
-from pyro_sde.training.snapshot import KIND
+from attacks.divergence import WAYS, Run, play
 
 
 @pytest.fixture(autouse=True)
@@ -31,5 +23,3 @@ def brief(monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_error_is_complete_and_training_goes_on(way):
     assert play(way, 0) == Run(way, "diverged")
-
-
