@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["as_arguments", "as_mask", "as_numbers", "as_tensor", "in_dtype", "label_of"]
+__all__ = [
+    "as_arguments",
+    "as_mask",
+    "as_numbers",
+    "as_tensor",
+    "as_tensors",
+    "in_dtype",
+    "label_of",
+]
 
 MISSING = ("nan", "None", "<NA>", "NaT")
 DATES = (datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
@@ -41,6 +49,11 @@ def as_arguments(data: Any) -> tuple[tuple, dict[str, Any]]:
         return (), {name: as_tensor(x, label_of(name)) for name, x in data.items()}
     positional = data if isinstance(data, tuple) else (data,)
     return tuple(as_tensor(x, label_of(i)) for i, x in enumerate(positional)), {}
+
+
+def as_tensors(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call of a model, with NumPy arrays and columns of tables as tensors."""
+    return as_arguments(args)[0], as_arguments(kwargs)[1]
 
 
 def label_of(name: Any) -> str:

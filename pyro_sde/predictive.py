@@ -15,6 +15,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
+from ._arrays import as_tensors
 from ._buffers import keep_buffers
 from ._checks import check_whole
 from ._threads import one_thread
@@ -80,6 +81,7 @@ class Predictive(pyro.infer.Predictive):
         :param kwargs: Keyword arguments of the model.
         :returns: Samples by site, of shape ``(num_samples, *shape of one draw)``.
         """
+        args, kwargs = as_tensors(args, kwargs)
         traces = self._trace_one(args, kwargs)
         shapes: dict[str, torch.Size] = {}
         for trace in traces:

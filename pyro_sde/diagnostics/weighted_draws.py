@@ -16,6 +16,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from .._arrays import as_tensors
 from ..infer import TraceSDE_ELBO
 from ..times import FEW
 
@@ -57,6 +58,7 @@ class Problem:
     @classmethod
     def of(cls, model: Callable, guide: Callable, args: tuple, kwargs: dict) -> Problem:
         """Run model and guide once, and refuse a model whose evidence is not defined."""
+        args, kwargs = as_tensors(args, kwargs)
         elbo = TraceSDE_ELBO(path_estimator="full")
         traces = next(iter(elbo._get_traces(model, guide, args, kwargs)))
         _check(*traces)

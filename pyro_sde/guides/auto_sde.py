@@ -17,6 +17,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor, nn
 
+from .._arrays import as_tensors
 from .._checks import broadcast_shapes
 from .._sharing import check_shared
 from .._threads import one_thread
@@ -188,6 +189,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         """
         if self.path_sites:
             return self
+        args, kwargs = as_tensors(args, kwargs)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())), poutine.block():
             first = first_trace(self.model, args, kwargs)
             latents = latent_sites(first)
@@ -278,6 +280,7 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
 
         :returns: A dict from latent site names to values.
         """
+        args, kwargs = as_tensors(args, kwargs)
         self.setup(*args, **kwargs)
         check_shared(self.named_parameters())
         register_parameters(self)
