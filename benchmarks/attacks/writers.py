@@ -1,10 +1,11 @@
 """Two processes that train on one checkpoint at once, and are killed with SIGKILL.
 
 Both run ``fit(resume=True)`` in a loop, with a checkpoint after every step. One of them holds the
-file; the other is refused, told who holds it, and tries again. At random moments one of the two
-is killed and started anew. After each kill the checkpoint and the generation before it must be
-readable, no step that was saved may be lost, and the drafts of killed processes must not pile
-up. A training that takes a step while the other one is alive and not refused counts as an overlap.
+file; the other is refused, told who holds it, and tries again. At random moments, half of them
+soon after a step, one of the two is killed and started anew. After each kill the checkpoint and
+the generation before it must be readable, no step that was saved may be lost, and the drafts of
+killed processes must not pile up. A process that takes a step after another one has taken over
+counts as an overlap.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -83,9 +85,12 @@ def attack(count: int, seed: int) -> dict[str, int]:
         Victim().train(None, 2)  # what is slow the first time is done before the fork
         both = [start(), start()]
         try:
-            _wait_for(path)
+            _wait_for(path.exists)
             step = 0
             for _ in trange(count, desc="writers", unit="kill", mininterval=1.0):
+                if rng.random() < 0.5:  # on a slow machine, too, some of them train
+                    steps = _steps(log)
+                    _wait_for(lambda steps=steps: _steps(log) > steps)
                 time.sleep(rng.uniform(0.0, LONGEST))
                 i = rng.randrange(2)
                 both[i].kill()
@@ -110,12 +115,16 @@ def attack(count: int, seed: int) -> dict[str, int]:
         return found | {"steps": step} | _of_log(log.read_text())
 
 
-def _wait_for(path: Path) -> None:
-    for _ in range(600):
-        if path.exists():
+def _wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
             return
-        time.sleep(0.1)
-    raise RuntimeError("no checkpoint was written within a minute")
+        time.sleep(0.01)
+    raise RuntimeError("no training took a step within a minute")
+
+
+def _steps(log: Path) -> int:
+    return log.read_text().count(" step\n")
 
 
 def _drafts(path: Path) -> set[str]:

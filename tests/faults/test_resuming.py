@@ -28,10 +28,13 @@ def test_a_signal_saves_and_returns(number, tmp_path):
             signal.raise_signal(number)
         return 1.0
 
-    before = signal.signal(number, signal.default_int_handler)
+    def missed(number, frame):
+        raise AssertionError("the signal was not noted")
+
+    before = signal.signal(number, missed)
     try:
         history = Victim().train(path, 9, anneal=press, save_every=100)
-        assert signal.getsignal(number) is signal.default_int_handler
+        assert signal.getsignal(number) is missed
     finally:
         signal.signal(number, before)
     assert (history.stopped, step_of(path)) == ("interrupted", 4)
