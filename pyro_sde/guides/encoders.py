@@ -179,8 +179,8 @@ class GRUEncoder(_Encoder):
 
     The context at time t summarises all that was observed after t. It is computed from the next
     observation, the time until it, and the state of the recurrent unit after it has read that
-    observation. After the last observation the context is constant. The features at t_0 determine
-    q(z_0). Missing values, missing rows and padding have no influence.
+    observation. After the last observation the context is constant. The features at :math:`t_0`
+    determine :math:`q(z_0)`. Missing values, missing rows and padding have no influence.
 
     Example::
 
