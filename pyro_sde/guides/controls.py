@@ -48,8 +48,8 @@ class MLPControl(nn.Module):
     :param dim: D, the dimension of the state.
     :param hidden: Widths of the hidden layers; by default (64, 64), and (2, 128, 2) for a state
         of more than 512 dimensions, the weights of a network.
-    :param times: The grid, increasing, of shape ``(T,)``; or the pair ``(t_0, t_1)`` alone, which has
-        no embedding of steps.
+    :param times: The grid, increasing, of shape ``(T,)``; or the pair ``(t_0, t_1)`` alone, which
+        has no embedding of steps.
     :param features: The number of sines, and of cosines, of time.
     :param embedding: Size of the learned embedding of each step.
     :param context: Size of an additional input, the context.

@@ -76,8 +76,8 @@ class SDEBlock(PyroModule):
     :param scale: The diffusion of the weights: a number, a tensor, or a parameter to be learned.
     :param steps: The number of steps of the solver, and of the weights, from time 0 to 1.
     :param augment: The number of channels (features) of zeros to add to h.
-    :param initial: ``"point"``: :math:`w_0` is a parameter, which begins as the module was initialised.
-        Or ``"normal"``: :math:`w_0` is inferred, too, with the prior N(0, 1 / fan in).
+    :param initial: ``"point"``: :math:`w_0` is a parameter, which begins as the module was
+        initialised. Or ``"normal"``: :math:`w_0` is inferred, too, with the prior N(0, 1 / fan in).
     :param method: ``"euler"``, ``"heun"``, ``"midpoint"``, ``"rk4"`` or ``"reversible_heun"``.
     :param memory: What training keeps of the solution of h: ``"graph"``, ``"recompute"`` or
         ``"reversible"`` (with ``method="reversible_heun"``); see
