@@ -7,14 +7,15 @@ from typing import Any
 
 import pyro
 import torch
+from pyro.optim.lr_scheduler import PyroLRScheduler
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from .checkpoint import CheckpointError
 from .generators import keep_all_random_states
-from .state import describe
+from .state import describe, make_optimiser, needs_metric
 
-__all__ = ["LateParameters"]
+__all__ = ["LateParameters", "make_late_optimiser"]
 
 
 class LateParameters(Messenger):
@@ -52,3 +53,20 @@ class LateParameters(Messenger):
             )
         with torch.no_grad():
             mine.copy_(value)
+
+
+def make_late_optimiser(training: Any, name: str, p: Tensor) -> None:
+    """Make the optimiser of a parameter that appears after a training was resumed, with a scheduler
+    that is as far as those of the other parameters.
+
+    :param training: The training, before the step of the optimiser.
+    :param name: The name of the parameter.
+    :param p: Its unconstrained value.
+    """
+    optim, history, resumed = training.optim, training.history, training.resumed
+    missed: list[tuple[float, ...]] = []
+    if isinstance(optim, PyroLRScheduler):
+        missed = [()] * (training.step - resumed)
+        if needs_metric(optim):
+            missed = [(-elbo,) for step, elbo in history.validation if step > resumed]
+    make_optimiser(optim, name, p, missed)

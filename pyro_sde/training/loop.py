@@ -41,7 +41,7 @@ from .divergence import (
 from .first_step import FirstStep
 from .generators import keep_all_random_states
 from .history import History
-from .late_parameters import LateParameters
+from .late_parameters import LateParameters, make_late_optimiser
 from .ranks import Ranks
 from .shared_step import Evaluation
 
@@ -164,7 +164,7 @@ class Training:
         self.parameters.update(found)
         for name in found.keys() & self.late.values.keys() if self.late is not None else ():
             del self.late.values[name]  # type: ignore[union-attr]
-            states.make_optimiser(self.optim, name, found[name], self.step - self.resumed)
+            make_late_optimiser(self, name, found[name])
 
     def _step_schedule(self, metric: float | None = None) -> None:
         """Let the scheduler of the optimiser know of a step, or of a validation if it needs one."""

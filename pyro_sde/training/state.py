@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
@@ -175,19 +175,21 @@ def restore_optimiser(
     optim.set_state({name: entry for name, entry in state.items() if entry})
 
 
-def make_optimiser(optim: PyroOptim, name: str, p: Tensor, steps: int = 0) -> None:
+def make_optimiser(
+    optim: PyroOptim, name: str, p: Tensor, missed: Sequence[tuple[float, ...]] = ()
+) -> None:
     """Make the optimiser of a parameter with the state that waits for it, as Pyro does when it
     first meets the parameter.
 
-    :param steps: How many steps its learning rate scheduler is behind.
+    :param missed: The arguments of the steps that its learning rate scheduler has missed.
     """
     state = optim._state_waiting_to_be_consumed.pop(name, None)
     if state is None:
         return
     made = optim._get_optim(p)
     _load_state_dict(made, state)
-    for _ in range(steps):
-        made.step()
+    for args in missed:
+        made.step(*args)
     optim.optim_objs[p] = made
     optim.grad_clip[p] = optim._get_grad_clip(p)  # type: ignore[arg-type]
 

@@ -93,7 +93,7 @@ def test_other_data_of_the_same_shape(tmp_path):
 
 
 class Late:
-    """A model with a parameter that only step 4 and later ones have, with a random start."""
+    """A model with a parameter that steps 4, 7, 10, ... alone have, with a random start."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -104,7 +104,7 @@ class Late:
 
     def model(self, y):
         loc = pyro.param("loc", torch.tensor(0.0))
-        if self.step >= 4:
+        if self.step >= 4 and self.step % 3 == 1:
             start = lambda: 0.5 + torch.rand(())  # noqa: E731
             loc = loc * pyro.param("late", start, constraint=dist.constraints.positive)
         noise = torch.rand(())
@@ -133,11 +133,12 @@ def plateau():
     return pyro.optim.ReduceLROnPlateau(options)
 
 
-@pytest.mark.parametrize("case", ["late", "generators", "plateau"])
+@pytest.mark.parametrize("case", ["late", "own optimiser", "generators", "plateau"])
 @pytest.mark.parametrize("stop", [3, 5, 8])
 def test_going_on_is_bit_for_bit(case, stop, tmp_path):
-    """A parameter that comes at step 4, before or after the end of the first run; own generators;
-    a learning rate that looks at the validation."""
+    """A parameter that comes at step 4, before or after the end of the first run, and a learning
+    rate that falls while it is away; an optimiser without a scheduler; own generators; a rate that
+    looks at the validation."""
 
     def train(steps, checkpoint, **more):
         pyro.clear_param_store()
@@ -145,8 +146,10 @@ def test_going_on_is_bit_for_bit(case, stop, tmp_path):
         mine = Drawing() if case == "generators" else Late()
         if case == "plateau":
             more |= {"optim": plateau(), "validation": 5.0 + DATA, "every": 1}
+        elif case == "own optimiser":
+            more |= {"optim": pyro.optim.Adam({"lr": 0.02})}
         else:
-            more |= {"lr": 0.02, "schedule": "constant"}
+            more |= {"lr": 0.02, "schedule": lambda step: 0.9**step}
         options = {"elbo": Trace_ELBO(), "anneal": mine.anneal, "progress": False, **more}
         options |= {"steps": steps, "checkpoint": checkpoint}
         return pyro_sde.fit(mine.model, lambda y: None, -DATA, **options), values()
