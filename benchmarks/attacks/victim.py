@@ -1,9 +1,11 @@
 """A small training that is attacked: parameters, buffers and the param store."""
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
@@ -58,7 +60,9 @@ class Victim:
         found = {f"store {k}": v.detach() for k, v in store.items()}
         found |= {f"model {k}": v for k, v in self.model.state_dict().items()}
         found |= {f"guide {k}": v for k, v in self.guide.state_dict().items()}
-        return {k: v.clone() for k, v in found.items()} | {"random": torch.get_rng_state()}
+        found |= {"random": torch.get_rng_state(), "Python": torch.tensor(random.getstate()[1])}
+        found["NumPy"] = torch.tensor(np.random.get_state()[1].astype(np.int64))
+        return {k: v.clone() for k, v in found.items()}
 
 
 def are_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
