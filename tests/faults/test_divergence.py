@@ -11,7 +11,7 @@ from attacks.divergence import WAYS, LeapingAdam, Run, attack, play
 from pyro.infer import Trace_ELBO
 
 from pyro_sde import fit
-from pyro_sde.training import Diverged
+from pyro_sde.training import Diverged, RejectedWarning
 from pyro_sde.training.checkpoint import load_checkpoint
 from pyro_sde.training.snapshot import KIND
 
@@ -72,6 +72,34 @@ def test_a_spoilt_optimiser_is_not_saved(tmp_path):
         small(tmp_path, optim)
     assert e.value.parameter == "a"
     assert load_checkpoint(e.value.checkpoint, KIND)["step"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:Encountered (NaN|.inf)")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_training_though_its_gradient_is(tmp_path, bad):
+    calls = []
+
+    def loss(a):
+        calls.append(a)
+        return a.square() + (bad if len(calls) == 5 else 0.0)
+
+    with pytest.raises(Diverged, match=f"the loss became {bad} in step 5"):
+        small(tmp_path, pyro.optim.Adam({"lr": 0.1}), loss)
+
+
+def test_a_gradient_whose_square_overflows_reaches_no_optimiser(tmp_path):
+    """Adam would make steps of zero from then on."""
+    calls = []
+
+    def loss(a):
+        calls.append(a)
+        large = 1e25 * a if len(calls) == 5 else a
+        return a.square() + large - large.detach()
+
+    optim = pyro.optim.Adam({"lr": 0.1})
+    with pytest.warns(RejectedWarning, match="gradient of a is so large that its square overfl"):
+        history = small(tmp_path, optim, loss, max_rejected=1)
+    assert history.rejected == 1 and pyro.param("a") < 1.2
 
 
 @pytest.mark.parametrize("keep", [1, 2])
