@@ -11,6 +11,7 @@ import pyro.poutine as poutine
 import torch
 from pyro.infer.autoguide import AutoContinuous
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
 from .._buffers import keep_buffers
 from .._threads import one_thread
@@ -18,7 +19,7 @@ from ..diagnostics.reweighting import smooth_weights
 from ..diagnostics.weighted_draws import Problem, check_at_once, draw_traces
 from ..guides import AutoSDE
 
-__all__ = ["Matching", "match_latents"]
+__all__ = ["Matching", "match", "match_latents"]
 
 CALLS, MIN_DRAWS = 50, 2000
 """How often a round runs the model, each time on up to 1000 draws, and its fewest draws."""
@@ -28,6 +29,8 @@ SMALL = 0.005
 MAX_K_HAT = 1.0
 """Weights with a heavier tail have no mean."""
 ITERATIONS = 60
+DELAY = 1.0
+"""Seconds after which a round shows its progress."""
 WIDER = 0.7
 """Draws are of a law that is wider than q by a factor of 1 + 0.7 / sqrt(d), with d latent numbers:
 draws that are too narrow have hardly any in the tails of the posterior, and these with all the
@@ -64,7 +67,9 @@ class Matching:
 
 
 @one_thread("match_latents")
-def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> Matching:
+def match_latents(
+    model: Callable, guide: Callable, *args: Any, progress: bool = False, **kwargs: Any
+) -> Matching:
     r"""Match the law q of the latents that are not paths to importance-weighted draws of the guide.
 
     For draws :math:`(z_i, \theta_i)` of paths and other latents, it maximises
@@ -105,9 +110,15 @@ def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     :param model: The model.
     :param guide: Its trained guide.
     :param args: Arguments of both: all of the data.
+    :param progress: Whether to show a progress bar in rounds of more than a second.
     :param kwargs: Keyword arguments of both.
     :returns: A :class:`Matching`, which says how the guide was changed, or why it was not.
     """
+    return match(model, guide, args, kwargs, progress)
+
+
+def match(model: Callable, guide: Callable, args: tuple, kwargs: dict, progress: bool) -> Matching:
+    """As :func:`match_latents`, with any names of the model's arguments."""
     rest = _joint_guide(guide)
     if rest is None:
         raise TypeError(
@@ -117,7 +128,7 @@ def match_latents(model: Callable, guide: Callable, *args: Any, **kwargs: Any) -
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices), keep_buffers(model, guide):
         torch.manual_seed(0)
-        return _match(model, guide, rest, args, kwargs)
+        return _match(model, guide, rest, args, kwargs, progress)
 
 
 def has_joint_latents(guide: Any) -> bool:
@@ -141,7 +152,12 @@ def _describe(guide: Any) -> str:
 
 
 def _match(
-    model: Callable, guide: Any, rest: AutoContinuous, args: tuple, kwargs: dict
+    model: Callable,
+    guide: Any,
+    rest: AutoContinuous,
+    args: tuple,
+    kwargs: dict,
+    progress: bool,
 ) -> Matching:
     k_hat = float("nan")
     try:
@@ -159,7 +175,7 @@ def _match(
     rounds, total = 0, 0.0
     try:
         while rounds < ROUNDS:
-            gain = _fit_to(rest, *_draw(problem, rest, CALLS, widening))
+            gain = _fit_to(rest, *_draw(problem, rest, CALLS, widening, progress))
             if gain <= 0:
                 break
             rounds, total = rounds + 1, total + gain
@@ -205,7 +221,7 @@ def _first_draws(problem: Problem, rest: AutoContinuous) -> tuple[float, Tensor,
 
 @torch.no_grad()
 def _draw(
-    problem: Problem, rest: AutoContinuous, calls: int, widening: float
+    problem: Problem, rest: AutoContinuous, calls: int, widening: float, progress: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log weights of draws, and the latents in unconstrained space.
 
@@ -215,7 +231,8 @@ def _draw(
     try:
         if isinstance(getattr(rest, "scale", None), Tensor):
             rest.scale = rest.scale * widening
-        for _ in range(calls):
+        show: Any = {"desc": "matching", "leave": False, "delay": DELAY, "disable": not progress}
+        for _ in tqdm(range(calls), **show):
             _, guide_trace, log_weights = draw_traces(problem, problem.chunk)
             joint: Any = guide_trace.nodes[f"_{rest._pyro_name}_latent"]
             found.append((log_weights.sum(1), joint["value"].reshape(problem.chunk, -1)))

@@ -12,7 +12,7 @@ from ..diagnostics.importance_check import ImportanceCheck
 from .history import History
 from .interrupt import Interrupt
 from .loop import Training
-from .matching import Matching, has_joint_latents, match_latents
+from .matching import Matching, has_joint_latents, match
 from .save_times import SaveTimes
 
 __all__ = ["check_posterior", "match_posterior", "run_steps"]
@@ -59,7 +59,7 @@ def match_posterior(training: Training, progress: bool) -> None:
         return
     args, kwargs = training.batches(0)
     try:
-        found = match_latents(training.model, training.guide, *args, **kwargs)
+        found = match(training.model, training.guide, args, kwargs, progress)
     except KeyboardInterrupt:
         found = Matching(0, 0.0, math.nan, {}, "matching was interrupted")
     training.ranks.copy_first(training.parameters)

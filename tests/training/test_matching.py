@@ -53,16 +53,24 @@ def moments(guide, name="shift"):
     return x.mean().item(), x.std().item()
 
 
+def spread_of_unseen(guide):
+    """In unconstrained space, in which that of its prior is 0.5."""
+    with torch.no_grad(), pyro.plate("num_particles_vectorized", 20_000, dim=-1):
+        return guide(Y)["unseen"].log().std().item()
+
+
 @pytest.mark.parametrize("factor", [0.6, 1.5])
 def test_a_wrong_width_becomes_that_of_the_posterior(factor):
     guide = trained()
     squeeze(guide, factor)
+    before = spread_of_unseen(guide)
     found = match_latents(model, guide, Y)
     mean, sd = moments(guide)
     assert mean == pytest.approx(SHIFT_MEAN, abs=0.03)
     assert sd == pytest.approx(SHIFT_SD, rel=0.04)
     assert set(found.widths) == {"shift", "unseen"} and found.rounds >= 1 and found.gain > 0.05
-    assert found.widths["unseen"] == pytest.approx(1 / factor, rel=0.12)
+    assert found.widths["unseen"] == pytest.approx(0.5 / before, rel=0.08)
+    assert spread_of_unseen(guide) == pytest.approx(0.5, rel=0.04)
     assert "matched to weighted draws" in str(found) and "shift" in str(found)
 
 
@@ -206,9 +214,20 @@ def test_a_finished_run_is_the_same_when_it_is_resumed(tmp_path):
     assert_identical(*found)
 
 
-def test_fit_says_it(capsys):
+def test_fit_says_it(capsys, monkeypatch):
+    monkeypatch.setattr(matching, "DELAY", 0.0)
     fit(model, AutoSDE(model), Y, steps=20, seed=0)
-    assert "latents: " in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "latents: " in shown and "matching:" in shown
+
+
+def test_an_argument_of_the_model_may_be_called_progress():
+    def of_progress(y, progress):
+        model(y)
+
+    options = {"steps": 20, "seed": 0, "progress": False}
+    history = fit(of_progress, AutoSDE(of_progress), {"y": Y, "progress": 0.5}, **options)
+    assert "progress" not in history.matching.reason
 
 
 def test_draws_are_of_a_wider_law():
