@@ -163,13 +163,8 @@ class AutoSDE(PosteriorSummaryMixin, EncoderMixin, AutoMessenger):  # type: igno
         super()._pyro_set_supermodule(name, context)
 
     def __getstate__(self) -> dict:
-        state = PyroModule.__getstate__(self)
-        return {
-            k: v
-            for k, v in state.items()
-            if k
-            not in ("trace", "_other_trace", "_encoding", "_given", "_given_encoding", "_example")
-        }
+        kept_out = {"trace", "_other_trace", "_encoding", "_given", "_given_encoding", "_example"}
+        return {k: v for k, v in PyroModule.__getstate__(self).items() if k not in kept_out}
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
