@@ -209,7 +209,8 @@ def _data() -> tuple[Tensor, Tensor]:
 class Problem:
     """A model and its guide, and what all trainings of them have in common."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Fault, seed: int = 0) -> None:
+        pyro.set_rng_seed(seed)
         self.model, encoder = Model(fault), Encoder(1, hidden=8, context=4)
         encoder.fault = fault
         self.guide = AutoSDE(self.model, encoder=encoder, contraction=True)
@@ -249,7 +250,7 @@ def play(way: str, seed: int) -> Run:
     start, end = healthy(how.sane, batch_size=common["batch_size"], clip=common["clip"])
     pyro.clear_param_store()
     fault = Fault(how.place, how.spoil, r.randint(3, STEPS))
-    problem = Problem(fault)
+    problem = Problem(fault, seed)
     with tempfile.TemporaryDirectory() as folder:
         common["checkpoint"] = path = Path(folder) / "run.pt"
         try:
@@ -262,7 +263,7 @@ def play(way: str, seed: int) -> Run:
             return Run(way, "survived")
         if r.random() < 0.5:  # as in a process of its own
             pyro.clear_param_store()
-            problem = Problem(Fault())
+            problem = Problem(Fault(), seed)
         fault.place = ""
         try:
             again = problem.fit(steps=2 * STEPS, resume=True, **common | how.sane())
