@@ -3,7 +3,6 @@
 import functools
 import math
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -307,7 +306,7 @@ def test_time_grid_arguments():
 @pytest.mark.parametrize(
     ("data", "error", "match"),
     [
-        (np.array([0.5, 0.1]), TypeError, r"site 'y' is observed at a ndarray: pass a tensor"),
+        ([0.5, 0.1], TypeError, r"site 'y' is observed at a list: pass a tensor"),
         (torch.tensor([0.5, math.nan]), ValueError, r"site 'y'.*1 values that are NaN.*fill_miss"),
         (torch.zeros(2, 1), ValueError, r"site 'y'.*shape \(2, 1\).*expanded to more numbers"),
     ],

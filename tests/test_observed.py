@@ -135,14 +135,15 @@ def test_what_is_masked_is_not_looked_at_after_fill_missing():
 
 def test_what_an_array_hides_is_named():
     y = np.ma.masked_array(Y.numpy().copy(), mask=[0, 1, 0, 0])
-    with pytest.raises(
-        ValueError, match=r"1 values that are NaN, the first at \[1\] .*fill_missing"
-    ):
+    match = r"1 values that are NaN, the first at \[1\] .*fill_missing"
+    with pytest.raises(ValueError, match=match):
         fit(shared, AutoSDE(shared), y, steps=1)
+    with pytest.raises(ValueError, match=match):
+        AutoSDE(shared).setup(y)
     with pytest.raises(
         TypeError, match=r"observed at a MaskedArray: replace what it hides.*fill_m"
     ):
-        AutoSDE(shared).setup(y)
+        AutoSDE(lambda: shared(y)).setup()
 
 
 def test_an_encoder_does_not_read_what_an_array_hides():

@@ -245,7 +245,7 @@ def test_failures_are_counted():
 @pytest.mark.parametrize("steps", [0, 5])
 def test_ctrl_c_keeps_what_there_is(steps):
     """A simulation that is interrupted in its training is lost, later on it is completed."""
-    before, made = signal.getsignal(signal.SIGINT), []
+    before, made = signal.signal(signal.SIGINT, signal.default_int_handler), []
 
     class Stopped(AutoNormal):
         def __init__(self, model):
@@ -258,11 +258,14 @@ def test_ctrl_c_keeps_what_there_is(steps):
                 os.kill(os.getpid(), signal.SIGINT)
             return super().__call__(*args, **kwargs)
 
-    check = sbc(model, Stopped, ZERO, simulations=9, **FAST | {"steps": steps})
+    try:
+        check = sbc(model, Stopped, ZERO, simulations=9, **FAST | {"steps": steps})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     completed = 2 if steps else 3
     assert check.completed == completed
     assert f"{completed} of 9 simulations ({9 - completed} not made)" in check.line
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_nothing_to_keep():

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -148,19 +149,26 @@ def refuse(path, error, message, **options):
 
 
 @pytest.fixture
-def ordinary_user(tmp_path):
+def public_folder():
+    """A folder that every user may enter, also while another pytest protects its own folders."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture
+def ordinary_user(public_folder):
     """Root may write anywhere, so a test by root goes on as nobody."""
     is_root = os.geteuid() == 0
-    for parent in [tmp_path, *tmp_path.parents[:2]] if is_root else []:
-        parent.chmod(0o755)
     yield lambda: os.setresuid(65534, 65534, 0) if is_root else None
     if is_root:
         os.setresuid(0, 0, 0)
 
 
-def test_write_protected_places_are_refused_before_the_first_step(tmp_path, ordinary_user):
-    read_only = tmp_path / "folder" / "run.pt"
-    protected = tmp_path / "open" / "run.pt"
+def test_write_protected_places_are_refused_before_the_first_step(public_folder, ordinary_user):
+    read_only = public_folder / "folder" / "run.pt"
+    protected = public_folder / "open" / "run.pt"
     for path in (read_only, protected):
         path.parent.mkdir()
     protected.touch()
