@@ -6,7 +6,7 @@ import checkpoint_cost
 def test_a_few_steps(capsys):
     args = checkpoint_cost.parse(["--steps", "4", "--save-every", "2", "--repeats", "2"])
     result = checkpoint_cost.main(args)
-    assert result.keys() == {"processor", "clock"} and min(result.values()) > 0
+    assert {"processor", "clock"} < result.keys() and min(result.values()) > 0
     assert "4 steps, a checkpoint of" in capsys.readouterr().out
 
 
